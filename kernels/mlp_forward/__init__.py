@@ -1,0 +1,1 @@
+"""Logits of many inputs under many one-hidden-layer experts."""

@@ -1,0 +1,1 @@
+"""Training loops for one-hidden-layer experts: `reference` is the specification, `numba` the fast CPU twin."""

@@ -1,0 +1,256 @@
+"""What every backend of the resident MLP loop takes and returns.
+
+Legend: G experts of a group, N inputs of the corpus, B batch, F features, H hidden, V outputs, R head rows,
+K depth of the tree (log2 V), P perturbations, T packed parameters of one expert, C points of a loss curve.
+
+The expert, for an input x [F] and a target y:
+
+    h = x W1 + b1                      W1 [F, H]
+    a = relu(h)
+    z = W2 a + b2                      W2 [R, H]
+    tree:     R = V - 1, row r is heap node r + 1; the path of y visits node (1 << k) | (y >> (K - k)) at depth k;
+              L = sum_k softplus(-s_k z_k), s_k = +1 where bit K-1-k of y is set, else -1
+    softmax:  R = V, L = logsumexp(z) - z_y
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+HEAD_TREE, HEAD_SOFTMAX = 0, 1
+ACTIVATION, SPSA, BACKPROP = 0, 1, 2
+SIGNS, HADAMARD = 0, 1
+SGD, MOMENTUM, ADAM = 0, 1, 2
+
+STATUS_OK, STATUS_NO_FINITE_PAIR, STATUS_NONFINITE_WEIGHT = 0, 1, 2
+REASONS = {
+    STATUS_NO_FINITE_PAIR: "no finite pair of losses left in a step",
+    STATUS_NONFINITE_WEIGHT: "a weight is not finite after training",
+}
+
+CURVE_POINTS = 10
+MAX_TREE_DEPTH = 8
+
+HEADS = {"tree": HEAD_TREE, "softmax": HEAD_SOFTMAX}
+ESTIMATORS = {"activation": ACTIVATION, "spsa": SPSA, "backprop": BACKPROP}
+DIRECTIONS = {"signs": SIGNS, "hadamard": HADAMARD}
+OPTIMIZERS = {"sgd": SGD, "momentum": MOMENTUM, "adam": ADAM}
+
+# layer field of the Philox counter
+LAYER_BODY, LAYER_HEAD, LAYER_ALL = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class MlpShape:
+    """Sizes of one expert, and where its parameters lie in the packed vector of T floats.
+
+    Every row is padded to 16 floats, F to a multiple of 8 and R to a multiple of 16 with at least one spare row, so
+    that loops have no remainders; padding is zero and stays zero.
+    """
+
+    num_features: int
+    hidden: int
+    num_outputs: int
+    head: int
+
+    @property
+    def tree_depth(self) -> int:
+        """K: decisions on a path of the tree; 0 for a softmax head."""
+        return self.num_outputs.bit_length() - 1 if self.head == HEAD_TREE else 0
+
+    @property
+    def num_rows(self) -> int:
+        """R: rows of the head."""
+        return self.num_outputs - 1 if self.head == HEAD_TREE else self.num_outputs
+
+    @property
+    def padded_features(self) -> int:
+        """F rounded up to a multiple of 8."""
+        return -(-self.num_features // 8) * 8
+
+    @property
+    def padded_hidden(self) -> int:
+        """H rounded up to a multiple of 16."""
+        return -(-self.hidden // 16) * 16
+
+    @property
+    def padded_rows(self) -> int:
+        """R + 1 rounded up to a multiple of 16."""
+        return (self.num_rows // 16 + 1) * 16
+
+    @property
+    def sign_words(self) -> int:
+        """32-bit words of signs of one example's hidden layer."""
+        return -(-self.hidden // 32)
+
+    @property
+    def roles(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the weights of one expert, by role."""
+        rows, hidden = self.num_rows, self.hidden
+        return {"w1": (self.num_features, hidden), "b1": (hidden,), "w2": (rows, hidden), "b2": (rows,)}
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of one expert without padding."""
+        return sum(int(np.prod(shape)) for shape in self.roles.values())
+
+    @property
+    def num_body_parameters(self) -> int:
+        """Parameters below the head."""
+        return (self.num_features + 1) * self.hidden
+
+    @property
+    def offset_b1(self) -> int:
+        """Where b1 begins."""
+        return self.padded_features * self.padded_hidden
+
+    @property
+    def offset_w2(self) -> int:
+        """Where W2 begins."""
+        return self.offset_b1 + self.padded_hidden
+
+    @property
+    def offset_b2(self) -> int:
+        """Where b2 begins."""
+        return self.offset_w2 + self.padded_rows * self.padded_hidden
+
+    @property
+    def packed_size(self) -> int:
+        """T: floats of the packed vector, padding included."""
+        return self.offset_b2 + self.padded_rows
+
+    def views(self, packed: np.ndarray) -> dict[str, np.ndarray]:
+        """The roles inside packed vectors [..., T], as views without the padding."""
+        lead = packed.shape[:-1]
+        hidden = self.padded_hidden
+        w1 = packed[..., : self.offset_b1].reshape(*lead, self.padded_features, hidden)
+        w2 = packed[..., self.offset_w2 : self.offset_b2].reshape(*lead, self.padded_rows, hidden)
+        return {
+            "w1": w1[..., : self.num_features, : self.hidden],
+            "b1": packed[..., self.offset_b1 : self.offset_b1 + self.hidden],
+            "w2": w2[..., : self.num_rows, : self.hidden],
+            "b2": packed[..., self.offset_b2 : self.offset_b2 + self.num_rows],
+        }
+
+    def pack(self, weights: dict[str, np.ndarray]) -> np.ndarray:
+        """Packed float32 [G, T] of weights by role, each with a leading axis G."""
+        packed = np.zeros((len(weights["w1"]), self.packed_size), np.float32)
+        for role, view in self.views(packed).items():
+            view[...] = weights[role]
+        return packed
+
+    def unpack(self, packed: np.ndarray) -> dict[str, np.ndarray]:
+        """Weights by role (contiguous copies) of packed vectors [G, T]."""
+        return {role: np.ascontiguousarray(view) for role, view in self.views(packed).items()}
+
+    def parameter_mask(self) -> np.ndarray:
+        """float32 [T]: 1 where a parameter lies, 0 on padding."""
+        mask = np.zeros(self.packed_size, np.float32)
+        for view in self.views(mask).values():
+            view[...] = 1
+        return mask
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How an expert is trained; everything but its inputs.
+
+    Attributes:
+        estimator: ACTIVATION, SPSA or BACKPROP.
+        directions: SIGNS or HADAMARD (ACTIVATION only).
+        num_perturbations: P pairs.
+        perturbation_size: e, at the body's activations or at all weights.
+        head_perturbation_size: e of the scalar pairs at the head's logits.
+        optimizer: SGD, MOMENTUM or ADAM.
+        beta1: decay of the first moment (MOMENTUM, ADAM).
+        beta2: decay of the second moment (ADAM).
+        epsilon: ADAM's denominator term.
+        clip_norm: largest norm of an expert's gradient; 0 for no limit.
+        weight_decay: decoupled decay of W1 and W2 towards zero, as a factor of the learning rate.
+        train_body: False freezes W1 and b1.
+        batch: inputs a step, drawn with replacement.
+        learning_rates: float32 [steps].
+        seed: run seed.
+    """
+
+    estimator: int
+    directions: int
+    num_perturbations: int
+    perturbation_size: float
+    head_perturbation_size: float
+    optimizer: int
+    beta1: float
+    beta2: float
+    epsilon: float
+    clip_norm: float
+    weight_decay: float
+    train_body: bool
+    batch: int
+    learning_rates: np.ndarray
+    seed: int
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Where examples come from: bytes of a text through an embedding, or rows of a matrix.
+
+    Attributes:
+        text: uint8 [N]; the byte at p is predicted from those before it. None for arrays.
+        embedding: float32 [256, D].
+        context: bytes before p that are features: F = context * D, the previous byte first.
+        x: float32 [N, F], or None for text.
+        y: int32 [N], or None for text.
+    """
+
+    text: np.ndarray | None = None
+    embedding: np.ndarray | None = None
+    context: int = 0
+    x: np.ndarray | None = None
+    y: np.ndarray | None = None
+
+    @property
+    def num_features(self) -> int:
+        """F."""
+        if self.x is not None:
+            return self.x.shape[1]
+        assert self.embedding is not None
+        return self.context * self.embedding.shape[1]
+
+
+@dataclass
+class GroupState:
+    """State of a group's experts between two calls of a loop; changed in place.
+
+    Attributes:
+        packed: float32 [G, T] weights.
+        first_moment: float32 [G, T], or [G, 0] for SGD.
+        second_moment: float32 [G, T], or [G, 0] unless ADAM.
+        curve: float64 [G, C] sums of the batch losses (nats) in each tenth of the run.
+        dropped: int64 [G] pairs dropped because a loss was not finite.
+        status: int32 [G] STATUS_*.
+        failed_step: int64 [G], -1 where none.
+    """
+
+    packed: np.ndarray
+    first_moment: np.ndarray
+    second_moment: np.ndarray
+    curve: np.ndarray
+    dropped: np.ndarray
+    status: np.ndarray
+    failed_step: np.ndarray
+
+    @classmethod
+    def fresh(cls, packed: np.ndarray, optimizer: int) -> GroupState:
+        """State before the first step, around packed weights [G, T]."""
+        group, size = packed.shape
+        return cls(
+            packed=packed,
+            first_moment=np.zeros((group, size if optimizer != SGD else 0), np.float32),
+            second_moment=np.zeros((group, size if optimizer == ADAM else 0), np.float32),
+            curve=np.zeros((group, CURVE_POINTS)),
+            dropped=np.zeros(group, np.int64),
+            status=np.zeros(group, np.int32),
+            failed_step=np.full(group, -1, np.int64),
+        )
