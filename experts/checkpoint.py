@@ -27,8 +27,10 @@ def _slot_path(directory: Path, group: int, slot: int) -> Path:
 def save_checkpoint(directory: str | os.PathLike[str], group: int, slot: int, progress: GroupProgress) -> None:
     """Write a slot, then the marker that names it."""
     directory = Path(directory)
-    arrays = {field: np.ascontiguousarray(getattr(progress.state, field)) for field in _STATE_FIELDS}
+    arrays = {field: getattr(progress.state, field) for field in _STATE_FIELDS}
     arrays |= {"b0": progress.b0, "seconds": progress.seconds}
+    # safetensors writes the buffer as it lies, whatever the strides
+    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     path = _slot_path(directory, group, slot)
     write_bytes_atomic(path, save(arrays))
     name = str(path.relative_to(directory))
