@@ -1,0 +1,175 @@
+"""Fixed features, computed once from the training split without labels.
+
+Legend: D dimensions of a byte, N examples, F0 raw features, F features.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load, save
+
+from ..kernels.errors import UserError
+from ..kernels.files import file_digest, write_bytes_atomic, write_json_atomic
+from .sources.corpus import PAD, TRAIN, ArrayCorpus, TextCorpus
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class TextRelay:
+    """A position's features are the embeddings of the `context` bytes before it, the previous byte first.
+
+    They are gathered where they are used and never stored.
+
+    Attributes:
+        embedding: float32 [256, D].
+        context: bytes looked back on.
+    """
+
+    embedding: np.ndarray
+    context: int
+
+    @property
+    def num_features(self) -> int:
+        """F = context * D."""
+        return self.context * self.embedding.shape[1]
+
+    def features(self, data: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """float32 [n, F], for those who need them at once (k-means, tests)."""
+        before = data[np.asarray(positions)[:, None] - 1 - np.arange(self.context)]
+        return self.embedding[before].reshape(len(positions), -1)
+
+    def save(self, directory: str | os.PathLike[str]) -> None:
+        """Write to a folder, which is made."""
+        _save(Path(directory), {"embedding": self.embedding}, {"kind": "text", "context": self.context})
+
+
+@dataclass(frozen=True)
+class ArrayRelay:
+    """Standardised columns, optionally turned into principal components.
+
+    Attributes:
+        mean: float32 [F0].
+        scale: float32 [F0]; 1 where a column is constant.
+        components: float32 [F0, F], or [0, 0] for none.
+    """
+
+    mean: np.ndarray
+    scale: np.ndarray
+    components: np.ndarray
+
+    @property
+    def num_features(self) -> int:
+        """F."""
+        return self.components.shape[1] or len(self.mean)
+
+    def transform(self, x: np.ndarray) -> np.ndarray:
+        """float32 [N, F] of raw rows [N, F0]; a row's features do not depend on its neighbours."""
+        x = np.asarray(x)
+        if x.ndim != 2 or x.shape[1] != len(self.mean):
+            raise UserError(f"x has shape {x.shape}, expected [examples, {len(self.mean)}] as in training")
+        standard = ((x.astype(np.float32) - self.mean) / self.scale).astype(np.float32)
+        if not self.components.size:
+            return standard
+        # einsum without BLAS: its sums do not depend on how many rows there are
+        return np.einsum("nf,fd->nd", standard, self.components, optimize=False)
+
+    def save(self, directory: str | os.PathLike[str]) -> None:
+        """Write to a folder, which is made."""
+        arrays = {"mean": self.mean, "scale": self.scale, "components": self.components}
+        _save(Path(directory), arrays, {"kind": "arrays"})
+
+
+Relay = TextRelay | ArrayRelay
+
+
+def fit_text_relay(corpus: TextCorpus, context: int = 5, dim: int = 12) -> TextRelay:
+    """Embed bytes by what stands beside them in the training split.
+
+    Counts of each byte with its left and its right neighbour (256 x 512) become positive pointwise mutual
+    information, whose left singular vectors, weighted by the roots of the singular values, are the embedding
+    (Levy and Goldberg, "Neural word embedding as implicit matrix factorization", 2014, section 5). Every dimension
+    is scaled to unit root mean square over the training bytes, its largest entry made positive.
+
+    Raises:
+        UserError: a context that the padding between documents cannot hold, or documents shorter than it.
+    """
+    if not 1 <= context <= PAD:
+        raise UserError(f"relay.context={context}: must be between 1 and {PAD}")
+    if not 1 <= dim <= 256:
+        raise UserError(f"relay.dim={dim}: must be between 1 and 256")
+    positions = corpus.positions(TRAIN)
+    longest = max((end - start for start, end in corpus.documents(TRAIN)), default=0)
+    if longest <= context:
+        raise UserError(
+            f"{corpus.name}: the longest training document has {longest} bytes, the context is {context}; "
+            f"give a longer text or a smaller relay.context"
+        )
+    here = corpus.data[positions].astype(np.int64)
+    left = corpus.data[positions - 1].astype(np.int64)
+    pairs = np.bincount(here * 256 + left, minlength=1 << 16).reshape(256, 256).astype(np.float64)
+    joint = np.concatenate([pairs, pairs.T], axis=1) + 1e-3
+    joint /= joint.sum()
+    expected = joint.sum(1, keepdims=True) * joint.sum(0, keepdims=True)
+    information = np.maximum(np.log(joint / expected), 0)
+    vectors, values, _ = np.linalg.svd(information)
+    embedding = vectors[:, :dim] * np.sqrt(values[:dim])
+    largest = np.abs(embedding).argmax(0)
+    embedding *= np.where(embedding[largest, np.arange(dim)] < 0, -1, 1)
+    frequencies = np.bincount(here, minlength=256) / len(here)
+    power = np.sqrt(frequencies @ embedding**2)
+    embedding /= np.maximum(power, 1e-6)
+    return TextRelay(embedding.astype(np.float32), context)
+
+
+def fit_array_relay(corpus: ArrayCorpus, pca: int | None = None) -> ArrayRelay:
+    """Mean and deviation of the training rows and, with `pca`, that many principal components of them.
+
+    Raises:
+        UserError: more components than columns or training rows.
+    """
+    x = corpus.x[corpus.split == TRAIN].astype(np.float64)
+    mean, scale = x.mean(0), x.std(0)
+    scale[scale < 1e-12] = 1.0
+    components = np.zeros((0, 0), np.float32)
+    if pca:
+        if not 1 <= pca <= min(x.shape):
+            raise UserError(f"relay.pca={pca}: must be between 1 and {min(x.shape)}, the smaller side of the data")
+        _, _, rows = np.linalg.svd((x - mean) / scale, full_matrices=False)
+        rows = rows[:pca]
+        rows *= np.sign(rows[np.arange(pca), np.abs(rows).argmax(1)])[:, None]
+        components = np.ascontiguousarray(rows.T, np.float32)
+    return ArrayRelay(mean.astype(np.float32), scale.astype(np.float32), components)
+
+
+def load_relay(directory: str | os.PathLike[str]) -> Relay:
+    """Read what `save` wrote; UserError where it is missing or damaged."""
+    directory = Path(directory)
+    path = directory / "relay.safetensors"
+    try:
+        facts = json.loads((directory / "relay.json").read_text())
+        if facts["schema"] != SCHEMA:
+            raise ValueError(f"schema {facts['schema']}, this version reads {SCHEMA}")
+        if file_digest(path) != facts["digest"]:
+            raise ValueError("digest differs")
+        arrays = load(path.read_bytes())
+        if facts["kind"] == "text":
+            return TextRelay(arrays["embedding"], int(facts["context"]))
+        return ArrayRelay(arrays["mean"], arrays["scale"], arrays["components"])
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{directory}: no readable relay ({error}); start a new run") from None
+
+
+def _save(directory: Path, arrays: dict[str, np.ndarray], facts: dict) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    content = save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+    path = directory / "relay.safetensors"
+    write_bytes_atomic(path, content)
+    manifest = {"schema": SCHEMA, "version": version("colonnade"), "digest": file_digest(path), **facts}
+    write_json_atomic(directory / "relay.json", manifest)
