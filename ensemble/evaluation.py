@@ -1,0 +1,105 @@
+"""What a split says of an ensemble: the mixed loss, and the rows that put it in its place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..router.sources import Corpus, TextCorpus
+from ..router.sources.overlap import novel_mask
+from . import mixing as mix
+from .metrics import LOG2, document_interval
+from .model import EnsembleModel
+from .pools import SOFTMAX_POOLS
+
+
+@dataclass(frozen=True)
+class SplitOpinions:
+    """Everything that an evaluation asks of the experts on one split.
+
+    Attributes:
+        positions: int64 [n].
+        targets: int64 [n].
+        trained: float32 [n, A, K].
+        untrained: float32 [n, A, K].
+    """
+
+    positions: np.ndarray
+    targets: np.ndarray
+    trained: np.ndarray
+    untrained: np.ndarray
+
+
+def gather(model: EnsembleModel, corpus: Corpus, split: int) -> SplitOpinions:
+    """Opinions of all areas on a split."""
+    positions = corpus.positions(split)
+    if isinstance(corpus, TextCorpus):
+        inputs, targets = model.inputs(corpus.data), corpus.data[positions]
+    else:
+        inputs, targets = model.inputs(corpus.x), corpus.y[positions]
+    found = model.opinions(inputs, positions, targets, untrained=True)
+    assert found.untrained is not None
+    return SplitOpinions(positions, targets.astype(np.int64), found.trained, found.untrained)
+
+
+def evaluate_text(
+    corpus: TextCorpus, heldout: SplitOpinions, calibration: SplitOpinions, mixing: mix.Mixing, seed: int
+) -> dict[str, float | list[float] | int]:
+    """Held-out figures of a text, all in bits per byte.
+
+    Returns:
+        bits_per_byte with its 95 % document bootstrap `interval`; novel_bits_per_byte and novel_bytes, outside of
+        matches of 64 bytes or more with the training split; untrained (count biases alone, the same kind of pool
+        fitted to them); mean_logits (plain mean); best_area (chosen on calibration) and areas; oracle (the best
+        area for every byte, known afterwards: a bound for choosing one area, not a model); bytes.
+    """
+    bits = mix.losses(mixing, heldout.trained, heldout.targets) / LOG2
+    novel = novel_mask(corpus, heldout.positions)
+    before = mix.fit(mixing.head, mixing.pool, calibration.untrained, calibration.targets)
+    plain = mix.fit(mixing.head, "mean_logits", calibration.trained, calibration.targets)
+    alone = mix.area_losses(mixing.head, heldout.trained, heldout.targets) / LOG2
+    chosen = int(mix.area_losses(mixing.head, calibration.trained, calibration.targets).mean(0).argmin())
+    return {
+        "bits_per_byte": float(bits.mean()),
+        "interval": list(document_interval(bits, corpus.doc_of(heldout.positions), seed)),
+        "novel_bits_per_byte": float(bits[novel].mean()) if novel.any() else float("nan"),
+        "novel_bytes": int(novel.sum()),
+        "bytes": len(bits),
+        "untrained": float(mix.losses(before, heldout.untrained, heldout.targets).mean() / LOG2),
+        "mean_logits": float(mix.losses(plain, heldout.trained, heldout.targets).mean() / LOG2),
+        "best_area": float(alone[:, chosen].mean()),
+        "areas": [float(value) for value in alone.mean(0)],
+        "oracle": float(alone.min(1).mean()),
+    }
+
+
+def evaluate_arrays(
+    heldout: SplitOpinions, calibration: SplitOpinions, mixing: mix.Mixing
+) -> dict[str, float | list[float] | int]:
+    """Held-out figures of rows with classes: nll_nats, accuracy, and the same rows as `evaluate_text` in nats."""
+    targets = heldout.targets
+    before = mix.fit(mixing.head, mixing.pool, calibration.untrained, calibration.targets)
+    plain = mix.fit(mixing.head, "mean_logits", calibration.trained, calibration.targets)
+    alone = mix.area_losses(mixing.head, heldout.trained, targets)
+    chosen = int(mix.area_losses(mixing.head, calibration.trained, calibration.targets).mean(0).argmin())
+    result: dict[str, float | list[float] | int] = {
+        "nll_nats": float(mix.losses(mixing, heldout.trained, targets).mean()),
+        "examples": len(targets),
+        "untrained": float(mix.losses(before, heldout.untrained, targets).mean()),
+        "mean_logits": float(mix.losses(plain, heldout.trained, targets).mean()),
+        "best_area": float(alone[:, chosen].mean()),
+        "areas": [float(value) for value in alone.mean(0)],
+        "oracle": float(alone.min(1).mean()),
+    }
+    if mixing.head == "softmax":
+        pool = SOFTMAX_POOLS[mixing.pool]
+        result["accuracy"] = accuracy(pool.log_proba(heldout.trained, mixing.weights), targets)
+        untrained = SOFTMAX_POOLS[before.pool].log_proba(heldout.untrained, before.weights)
+        result["untrained_accuracy"] = accuracy(untrained, targets)
+    return result
+
+
+def accuracy(scores: np.ndarray, targets: np.ndarray) -> float:
+    """Share of inputs whose highest score [n, V] is at the target; ties go to the lower class."""
+    return float((scores.argmax(1) == targets).mean())

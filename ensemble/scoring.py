@@ -1,0 +1,92 @@
+"""Opinions of every area on every input, an area at a time, inputs sorted by expert.
+
+Legend: n inputs, A areas, K columns (depth of the tree along the targets' paths, or R rows of the head).
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..experts.bank import Bank
+from ..kernels.mlp_forward.numba import path_logits, row_logits
+from ..kernels.mlp_resident.contract import HEAD_TREE, Inputs
+from .layout import Layout
+
+_THREADS = min(8, os.cpu_count() or 1)
+
+
+@dataclass(frozen=True)
+class Opinions:
+    """What the areas say.
+
+    Attributes:
+        trained: float32 [n, A, K].
+        untrained: float32 [n, A, K] of the count biases alone, or None.
+        present: bool [n, A]: False where the expert is cold or failed.
+    """
+
+    trained: np.ndarray
+    untrained: np.ndarray | None
+    present: np.ndarray
+
+
+def path_rows(targets: np.ndarray, depth: int) -> np.ndarray:
+    """Head rows int64 [n, K] on the way to each target."""
+    k = np.arange(depth)
+    return ((1 << k) | (np.asarray(targets, np.int64)[:, None] >> (depth - k))) - 1
+
+
+def score(
+    layout: Layout,
+    bank: Bank,
+    inputs: Inputs,
+    positions: np.ndarray,
+    assigned: np.ndarray,
+    targets: np.ndarray | None,
+    untrained: bool = False,
+) -> Opinions:
+    """Opinions on inputs.
+
+    Args:
+        layout: the experts' places.
+        bank: their weights.
+        inputs: text or matrix.
+        positions: int [n], places in it.
+        assigned: int32 [n, A], global experts.
+        targets: int [n] for the logits along the tree's paths; None for those of all head rows.
+        untrained: also give what the count biases alone say.
+    """
+    shape = layout.shape
+    along = targets is not None and shape.head == HEAD_TREE
+    columns = shape.tree_depth if along else shape.num_rows
+    usable = layout.usable()
+    trained = np.zeros((len(positions), layout.num_areas, columns), np.float32)
+    before = np.zeros_like(trained) if untrained else None
+    present = usable[assigned]
+    rows = path_rows(targets, shape.tree_depth) if along else None
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for area in range(layout.num_areas):
+            first, last = layout.first_expert[area], layout.first_expert[area + 1]
+            local = np.where(present[:, area], assigned[:, area] - first, -1)
+            wanted = np.zeros(last - first, bool)
+            wanted[local[local >= 0]] = True
+            packed, biases = layout.area_weights(bank, area, wanted)
+            order = np.argsort(local, kind="stable")
+
+            def run(part: np.ndarray, local=local, packed=packed, area=area) -> None:
+                if along:
+                    out = path_logits(shape, inputs, positions[part], local[part], targets[part], packed)
+                else:
+                    out = row_logits(shape, inputs, positions[part], local[part], packed)
+                trained[part, area] = out
+
+            list(pool.map(run, np.array_split(order, _THREADS)))
+            if before is not None:
+                held = local >= 0
+                before[held, area] = biases[local[held][:, None], rows[held]] if along else biases[local[held]]
+    return Opinions(trained, before, present)
