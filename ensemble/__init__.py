@@ -1,1 +1,1 @@
-"""."""
+"""How experts are combined, scored and used."""

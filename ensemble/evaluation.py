@@ -22,25 +22,34 @@ class SplitOpinions:
         positions: int64 [n].
         targets: int64 [n].
         trained: float32 [n, A, K].
-        untrained: float32 [n, A, K].
+        untrained: float32 [n, A, K], or None if it was not asked for.
     """
 
     positions: np.ndarray
     targets: np.ndarray
     trained: np.ndarray
-    untrained: np.ndarray
+    untrained: np.ndarray | None
 
 
-def gather(model: EnsembleModel, corpus: Corpus, split: int) -> SplitOpinions:
-    """Opinions of all areas on a split."""
-    positions = corpus.positions(split)
+def gather(
+    model: EnsembleModel, corpus: Corpus, splits: tuple[int, ...], untrained: bool = True
+) -> dict[int, SplitOpinions]:
+    """Opinions of all areas on some splits, each expert's weights read once for all of them."""
+    positions = [corpus.positions(split) for split in splits]
+    every = np.concatenate(positions)
     if isinstance(corpus, TextCorpus):
-        inputs, targets = model.inputs(corpus.data), corpus.data[positions]
+        inputs, targets = model.inputs(corpus.data), corpus.data[every]
     else:
-        inputs, targets = model.inputs(corpus.x), corpus.y[positions]
-    found = model.opinions(inputs, positions, targets, untrained=True)
-    assert found.untrained is not None
-    return SplitOpinions(positions, targets.astype(np.int64), found.trained, found.untrained)
+        inputs, targets = model.inputs(corpus.x), corpus.y[every]
+    targets = targets.astype(np.int64)
+    found = model.opinions(inputs, every, targets, untrained=untrained)
+    ends = np.cumsum([len(own) for own in positions])
+    result = {}
+    for split, own, end in zip(splits, positions, ends, strict=True):
+        part = slice(end - len(own), end)
+        before = found.untrained[part] if found.untrained is not None else None
+        result[split] = SplitOpinions(own, targets[part], found.trained[part], before)
+    return result
 
 
 def evaluate_text(
@@ -54,6 +63,8 @@ def evaluate_text(
         fitted to them); mean_logits (plain mean); best_area (chosen on calibration) and areas; oracle (the best
         area for every byte, known afterwards: a bound for choosing one area, not a model); bytes.
     """
+    assert heldout.untrained is not None
+    assert calibration.untrained is not None
     bits = mix.losses(mixing, heldout.trained, heldout.targets) / LOG2
     novel = novel_mask(corpus, heldout.positions)
     before = mix.fit(mixing.head, mixing.pool, calibration.untrained, calibration.targets)
@@ -78,6 +89,8 @@ def evaluate_arrays(
     heldout: SplitOpinions, calibration: SplitOpinions, mixing: mix.Mixing
 ) -> dict[str, float | list[float] | int]:
     """Held-out figures of rows with classes: nll_nats, accuracy, and the same rows as `evaluate_text` in nats."""
+    assert heldout.untrained is not None
+    assert calibration.untrained is not None
     targets = heldout.targets
     before = mix.fit(mixing.head, mixing.pool, calibration.untrained, calibration.targets)
     plain = mix.fit(mixing.head, "mean_logits", calibration.trained, calibration.targets)

@@ -1,1 +1,1 @@
-"""."""
+"""What an expert is, how its update is estimated, and where it is kept."""

@@ -1,1 +1,1 @@
-"""."""
+"""Arrays in, arrays out: random numbers, resident loops, forward passes."""

@@ -1,1 +1,1 @@
-"""."""
+"""Sources, relay, strategies, partition: which expert sees what."""

@@ -1,1 +1,1 @@
-"""."""
+"""Engines: who runs the groups."""

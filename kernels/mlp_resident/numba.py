@@ -414,8 +414,8 @@ def _train_group(
     text, embedding, width, context, matrix, labels, is_text, indices, offsets, expert_ids,
     packed, first_moment, second_moment, curve, dropped, status, failed_step, mask,
     num_features, features, true_hidden, hidden, num_rows, padded_rows, depth, sign_words, is_tree, parameter_offsets,
-    estimator, directions, pairs, size, head_size, optimizer, beta1, beta2, epsilon, clip_norm, weight_decay, train_body, batch,
-    rates, first_step, last_step, total_steps, key_0, key_1,
+    estimator, directions, pairs, size, head_size, optimizer, beta1, beta2, epsilon, clip_norm, weight_decay,
+    train_body, batch, rates, first_step, last_step, total_steps, key_0, key_1,
 ):  # fmt: skip
     b1, w2, b2 = parameter_offsets
     num_packed = packed.shape[1]

@@ -1,0 +1,227 @@
+"""The pipeline's stages. Each works from what the one before left in the run directory."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from omegaconf import DictConfig
+
+from ..ensemble import evaluation
+from ..ensemble import mixing as mix
+from ..ensemble import model as models
+from ..ensemble.baselines import ngram_baselines
+from ..ensemble.metrics import LOG2
+from ..experts.bank import Bank, Marker, damaged_files, marker_path
+from ..experts.training import warm_up
+from ..kernels.errors import UserError
+from ..router import partition as partitions
+from ..router.relay import Relay, fit_array_relay, fit_text_relay, load_relay
+from ..router.router import Router
+from ..router.sources import CALIBRATION, HELDOUT, TRAIN, Corpus, TextCorpus, load_corpus, load_source
+from . import plan as plans
+from . import table
+from .engines.local import LaunchResult, LocalEngine
+from .progress import Progress, say
+from .settings import Settings
+from .slices import cpu_slices
+from .status import area_names
+from .training import Training, directory_of, finished_markers, layout
+from .training import load as load_training
+
+
+def read_source(settings: Settings) -> Corpus:
+    """The corpus, checked against what the experts can be."""
+    corpus = load_source(settings.source)
+    if isinstance(corpus, TextCorpus):
+        if settings.head != "tree":
+            settings.expert(256)
+    else:
+        settings.expert(corpus.num_classes)
+    return corpus
+
+
+def fit_relay(settings: Settings, corpus: Corpus) -> Relay:
+    """Features of the corpus."""
+    if isinstance(corpus, TextCorpus):
+        return fit_text_relay(corpus, settings.relay_context, settings.relay_dim)
+    return fit_array_relay(corpus, settings.relay_pca)
+
+
+def partition(run: Path, settings: Settings) -> dict[str, str]:
+    """Source, relay, router, partition; returns their digests."""
+    began = time.perf_counter()
+    corpus = read_source(settings)
+    counts = [corpus.count(split) for split in (TRAIN, CALIBRATION, HELDOUT)]
+    say(
+        f"source {corpus.name}: {counts[0]:,} {corpus.unit}s to train on, {counts[1]:,} for calibration, "
+        f"{counts[2]:,} held out"
+    )
+    relay = fit_relay(settings, corpus)
+    router, assigned = Router.fit(settings.router(), corpus, relay)
+    areas = partitions.build(assigned, corpus.positions(TRAIN), router.first_expert)
+    corpus.save(run / "source")
+    relay.save(run / "relay")
+    router.save(run / "router")
+    partitions.save(run / "partition", areas)
+    sizes = partitions.sizes(areas)
+    cold = int((sizes == 0).sum())
+    note = f", {cold:,} of them cold (no inputs)" if cold else ""
+    say(
+        f"router: {router.num_experts:,} experts in {len(areas)} areas{note}; "
+        f"partition in {time.perf_counter() - began:.1f} s"
+    )
+    return {"source": corpus.digest, **models.input_digests(run)}
+
+
+def plan(run: Path, settings: Settings) -> plans.Plan:
+    """plan.json from the partition."""
+    areas = partitions.open_partition(run / "partition")
+    router = Router.load(run / "router", load_relay(run / "relay"))
+    made = plans.make(partitions.sizes(areas), router.first_expert, settings.group_size)
+    plans.save(run, made, cpu_slices(settings.workers))
+    return made
+
+
+def damaged(directory: Path, markers: dict[int, Marker]) -> dict[int, list[str]]:
+    """Damaged files by group."""
+    found = {group: damaged_files(directory, marker) for group, marker in markers.items()}
+    return {group: files for group, files in found.items() if files}
+
+
+def launch(
+    run: Path, config: DictConfig, settings: Settings, control: str | None, resume: bool
+) -> tuple[Training, LaunchResult, float]:
+    """Train every group without a marker; returns the training, the engine's result and the seconds it took.
+
+    With `resume`, committed groups whose files are damaged lose their marker first and are trained again.
+    """
+    training = load_training(run, config, control)
+    training.create_bank()
+    markers = finished_markers(training.directory, training.plan)
+    if resume:
+        for group, files in damaged(training.directory, markers).items():
+            say(f"group {group}: {', '.join(files)} damaged; training it again")
+            marker_path(training.directory, group).unlink()
+            del markers[group]
+    groups = [group for group in training.plan.groups if group.group not in markers]
+    label = "experts" if control is None else control
+    if not groups:
+        say(f"{label}: nothing left to train")
+        return training, LaunchResult({}, 0.0, 0.0), 0.0
+    warm_up(training.spec, training.inputs)
+    began = time.perf_counter()
+    steps = len(training.spec.recipe.learning_rates)
+    progress = Progress(training.directory, label, sum(group.busy_experts for group in groups), steps)
+    engine = LocalEngine(run, training.directory, control, cpu_slices(settings.workers), settings.retries)
+    try:
+        result = engine.launch(groups, progress)
+    finally:
+        progress.close()
+    for group, reason in result.failed_groups.items():
+        say(f"group {group} was given up: {reason}")
+    return training, result, time.perf_counter() - began
+
+
+def markers_or_complain(run: Path, training: Training) -> dict[int, Marker]:
+    """Markers of all groups, their files intact; UserError names what is missing or damaged."""
+    markers = finished_markers(training.directory, training.plan)
+    mend = f"colonnade launch run={run} resume=true"
+    missing = [group for group in training.plan.groups if group.group not in markers]
+    if missing and len(missing) == len(training.plan.groups):
+        raise UserError(f"{training.directory}: no group is finished; train with: {mend}")
+    if missing:
+        say(f"note: {len(missing)} of {len(training.plan.groups)} groups are not finished; their experts are left out")
+    for group, files in damaged(training.directory, markers).items():
+        own = training.plan.groups[group]
+        raise UserError(
+            f"{training.directory / files[0]}: damaged (group {group}, experts {own.first_expert} to "
+            f"{own.first_expert + own.num_experts - 1}); train it again with: {mend}"
+        )
+    return markers
+
+
+def build_model(run: Path, training: Training, markers: dict[int, Marker], mixing: mix.Mixing) -> models.EnsembleModel:
+    """The ensemble around a training directory's experts."""
+    relay = load_relay(run / "relay")
+    router = Router.load(run / "router", relay)
+    places = layout(training, markers, router.first_expert)
+    return models.EnsembleModel(relay, router, places, Bank(training.directory), mixing, training.spec.frequencies)
+
+
+def placeholder(settings: Settings) -> mix.Mixing:
+    """A mixing without weights, for gathering the opinions that weights are fitted to."""
+    return mix.Mixing(settings.head, settings.pool, np.zeros(0))
+
+
+def aggregate(
+    run: Path, config: DictConfig, settings: Settings, splits: tuple[int, ...] = (CALIBRATION,)
+) -> tuple[models.EnsembleModel, dict[int, evaluation.SplitOpinions], dict[int, Marker]]:
+    """Check the bank, write experts.parquet, fit the mixing weights, write the manifest."""
+    training = load_training(run, config)
+    markers = markers_or_complain(run, training)
+    steps = len(training.spec.recipe.learning_rates)
+    columns = table.rows(training.plan, markers, area_names(run), steps, training.spec.evaluations_per_step)
+    table.save(run, columns, settings.train.seed)
+    corpus = load_corpus(run / "source")
+    model = build_model(run, training, markers, placeholder(settings))
+    gathered = evaluation.gather(model, corpus, splits)
+    calibration = gathered[CALIBRATION]
+    mixing = mix.fit(settings.head, settings.pool, calibration.trained, calibration.targets, settings.top_k)
+    models.write_manifest(run, model.layout, mixing, training.spec.frequencies, models.input_digests(run))
+    return models.load(run), gathered, markers
+
+
+def evaluate(
+    run: Path,
+    config: DictConfig,
+    settings: Settings,
+    gathered: dict[int, evaluation.SplitOpinions] | None = None,
+) -> dict[str, Any]:
+    """`heldout` of summary.json."""
+    model = models.load(run)
+    corpus = load_corpus(run / "source")
+    if gathered is None:
+        gathered = evaluation.gather(model, corpus, (CALIBRATION, HELDOUT))
+    calibration, heldout = gathered[CALIBRATION], gathered[HELDOUT]
+    mixing = model.mixing
+    if settings.pool != mixing.pool or settings.top_k is not None:
+        mixing = mix.fit(settings.head, settings.pool, calibration.trained, calibration.targets, settings.top_k)
+    if isinstance(corpus, TextCorpus):
+        found = evaluation.evaluate_text(corpus, heldout, calibration, mixing, settings.train.seed)
+    else:
+        found = evaluation.evaluate_arrays(heldout, calibration, mixing)
+    found["pool"] = mixing.pool
+    return found
+
+
+def evaluate_control(run: Path, config: DictConfig, settings: Settings, control: str) -> dict[str, float | None]:
+    """Held-out loss of a control under the same kind of pool, and the seconds its experts took."""
+    training = load_training(run, config, control)
+    if not training.directory.exists():
+        return {}
+    markers = markers_or_complain(run, training)
+    model = build_model(run, training, markers, placeholder(settings))
+    corpus = load_corpus(run / "source")
+    gathered = evaluation.gather(model, corpus, (CALIBRATION, HELDOUT), untrained=False)
+    calibration, heldout = gathered[CALIBRATION], gathered[HELDOUT]
+    mixing = mix.fit(settings.head, settings.pool, calibration.trained, calibration.targets, settings.top_k)
+    loss = float(mix.losses(mixing, heldout.trained, heldout.targets).mean())
+    seconds = sum(sum(marker["experts"]["seconds"]) for marker in markers.values())
+    return {"loss": loss / LOG2 if isinstance(corpus, TextCorpus) else loss, "cpu_seconds": seconds}
+
+
+def baselines(run: Path) -> dict[str, float]:
+    """Bits per byte of the count-based models on the held-out split; empty for arrays."""
+    corpus = load_corpus(run / "source")
+    if not isinstance(corpus, TextCorpus):
+        return {}
+    found = ngram_baselines(corpus.data, corpus.positions(TRAIN), corpus.positions(HELDOUT))
+    return {name: float(bits.mean()) for name, bits in found.items()}
+
+
+def has_control(run: Path, control: str) -> bool:
+    """Whether a control was trained in this run."""
+    return (directory_of(run, control) / "groups").is_dir()

@@ -1,0 +1,69 @@
+"""What is done, running, pending, failed and cold, from the markers and the launcher's progress file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ..kernels.errors import UserError
+from . import plan as plans
+from .progress import PROGRESS
+from .rundir import read_json
+from .table import rows
+from .training import finished_markers
+
+STATES = ("done", "running", "pending", "failed", "cold")
+
+
+def area_names(run: Path) -> list[str]:
+    """Names of the areas, in order."""
+    stored = read_json(run / "router" / "router.json", f"run colonnade partition run={run}")
+    return [entry["name"] for entry in stored["areas"]]
+
+
+def collect(run: Path, directory: Path) -> tuple[dict[str, Any], dict[str, list]]:
+    """(the status as JSON, columns of all experts) of a training directory."""
+    plan = plans.load(run)
+    markers = finished_markers(directory, plan)
+    try:
+        progress = json.loads((directory / PROGRESS).read_text())
+    except (FileNotFoundError, ValueError):
+        progress = None
+    running = set(progress["running"]) if progress else set()
+    columns = rows(plan, markers, area_names(run), 0, 0)
+    for place, group in enumerate(columns["group"]):
+        if columns["state"][place] == "pending" and group in running:
+            columns["state"][place] = "running"
+    counts = {state: columns["state"].count(state) for state in STATES}
+    groups = []
+    for group in plan.groups:
+        marker = markers.get(group.group)
+        state = "done" if marker else "running" if group.group in running else "pending"
+        groups.append(
+            {
+                "group": group.group,
+                "area": group.area,
+                "experts": group.num_experts,
+                "state": state,
+                "failed": len(marker["failed"]) if marker else 0,
+            }
+        )
+    return {"experts": counts, "groups": groups, "progress": progress}, columns
+
+
+def select(columns: dict[str, list], experts: list[int] | None, state: str | None) -> list[dict[str, Any]]:
+    """Rows of the experts asked for; UserError for an id or a state that does not exist."""
+    if state is not None and state not in STATES:
+        raise UserError(f"state={state}: unknown; known: {', '.join(STATES)}")
+    total = len(columns["expert"])
+    for expert in experts or []:
+        if not 0 <= expert < total:
+            raise UserError(f"experts=[{expert}]: no such expert; the run has 0 to {total - 1}")
+    wanted = None if experts is None else set(experts)
+    return [
+        {name: values[place] for name, values in columns.items() if name not in ("probes",)}
+        for place in range(total)
+        if (wanted is None or columns["expert"][place] in wanted)
+        and (state is None or columns["state"][place] == state)
+    ]

@@ -1,0 +1,162 @@
+"""summary.json, and the table that `train` prints from the same figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..experts.bank import Marker
+from ..experts.training import parameter_split
+from ..kernels.mlp_resident.contract import ESTIMATORS
+from ..router import partition as partitions
+from ..router.metrics import load_metrics
+from ..router.sources import CALIBRATION, HELDOUT, TRAIN, Corpus
+from .engines.local import LaunchResult
+from .settings import Settings
+from .training import Training
+
+
+def describe_router(run: Path, names: list[str], strategies: list[str], overflow: list[int]) -> dict[str, Any]:
+    """`router` of summary.json, from the partition."""
+    areas = partitions.open_partition(run / "partition")
+    rows = []
+    for name, strategy, spilled, area in zip(names, strategies, overflow, areas, strict=True):
+        sizes = area.offsets[1:] - area.offsets[:-1]
+        rows.append({"name": name, "strategy": strategy, **load_metrics(sizes), "overflow": spilled})
+    return {
+        "areas": rows,
+        "experts": sum(row["experts"] for row in rows),
+        "cold_experts": sum(row["cold"] for row in rows),
+    }
+
+
+def build(
+    preset: str | None,
+    settings: Settings,
+    corpus: Corpus,
+    router: dict[str, Any],
+    training: Training,
+    markers: dict[int, Marker],
+    launched: LaunchResult,
+    train_seconds: float,
+    workers: int,
+    heldout: dict[str, Any],
+    baselines: dict[str, float],
+    controls: dict[str, dict[str, Any]],
+) -> dict[str, Any]:
+    """summary.json without `seconds_total`."""
+    spec = training.spec
+    steps = len(spec.recipe.learning_rates)
+    sampled, exact = parameter_split(spec)
+    states = [state for marker in markers.values() for state in marker["experts"]["state"]]
+    done = states.count("done")
+    cpu_seconds = sum(sum(marker["experts"]["seconds"]) for marker in markers.values())
+    name = {code: name for name, code in ESTIMATORS.items()}[spec.recipe.estimator]
+    for control, found in controls.items():
+        heldout[control] = found.get("loss")
+        if control == "backprop":
+            baselines = {**baselines, "backprop": found.get("loss")}
+    return {
+        "schema": 1,
+        "preset": preset,
+        "seed": settings.train.seed,
+        "source": {
+            "name": corpus.name,
+            "train_items": corpus.count(TRAIN),
+            "calibration_items": corpus.count(CALIBRATION),
+            "heldout_items": corpus.count(HELDOUT),
+            "unit": corpus.unit,
+        },
+        "router": router,
+        "expert": {
+            "family": "mlp",
+            "head": settings.head,
+            "params_per_expert": spec.shape.num_parameters,
+            "params_sampled": sampled,
+            "params_exact": exact,
+            "total_params": spec.shape.num_parameters * router["experts"],
+        },
+        "estimator": {
+            "name": name,
+            "perturbations": spec.recipe.num_perturbations if name != "backprop" else 0,
+            "evaluations_per_step": spec.evaluations_per_step,
+        },
+        "train": {
+            "steps": steps,
+            "expert_steps": steps * done,
+            "seconds": train_seconds,
+            "cpu_seconds": cpu_seconds,
+            "expert_steps_per_second": steps * done / train_seconds if train_seconds else None,
+            "probes_per_expert": steps * spec.evaluations_per_step,
+            "failed_experts": states.count("failed"),
+            "failed_groups": len(launched.failed_groups),
+            "dropped_pairs": sum(sum(marker["experts"]["dropped_pairs"]) for marker in markers.values()),
+            "backend": spec.backend,
+            "device": "cpu",
+            "workers": workers,
+            "peak_anonymous_mb": launched.peak_anonymous_mb or None,
+            "peak_rss_mb": launched.peak_resident_mb or None,
+        },
+        "heldout": _without_nan({"frozen_body": None, "backprop": None, **heldout}),
+        "controls": controls,
+        "baselines": baselines,
+    }
+
+
+def _without_nan(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: None if isinstance(value, float) and value != value else value for key, value in values.items()}
+
+
+_LABELS = {
+    "unigram": "unigram",
+    "bigram": "bigram",
+    "kneser_ney_5": "Kneser-Ney, order 5",
+    "kneser_ney_8": "Kneser-Ney, order 8",
+}
+
+
+def render(summary: dict[str, Any]) -> str:
+    """The table for people."""
+    held, train, router = summary["heldout"], summary["train"], summary["router"]
+    text = "bits_per_byte" in held
+    unit = "bits/byte" if text else "nats"
+    loss = held["bits_per_byte"] if text else held["nll_nats"]
+    estimator = summary["estimator"]
+    lines = [
+        f"{router['experts']:,} experts ({router['cold_experts']:,} cold, {train['failed_experts']:,} failed) in "
+        f"{len(router['areas'])} areas, {summary['expert']['params_per_expert']:,} parameters each, "
+        f"{estimator['name']} with {estimator['perturbations']} pairs",
+        f"{train['steps']:,} steps each: {train['seconds']:.1f} s on {train['workers']} workers, "
+        f"{train['cpu_seconds']:.0f} CPU-seconds"
+        + (f", {train['expert_steps_per_second']:,.0f} expert-steps/s" if train["expert_steps_per_second"] else ""),
+        "",
+        f"{'held out':<34}{unit:>10}",
+    ]
+    rows: list[tuple[str, float | None, str]] = []
+    if text:
+        low, high = held["interval"]
+        rows.append(("ensemble", loss, f"95 % over documents: {low:.3f} to {high:.3f}"))
+        if held["novel_bits_per_byte"] is not None:
+            share = held["novel_bytes"] / max(held["bytes"], 1)
+            rows.append(("  on novel bytes", held["novel_bits_per_byte"], f"{share:.0%} of the bytes"))
+    else:
+        accuracy = held.get("accuracy")
+        rows.append(("ensemble", loss, f"accuracy {accuracy:.3f}" if accuracy is not None else ""))
+    rows.append(("  plain mean of logits", held["mean_logits"], ""))
+    rows.append(("  best single area", held["best_area"], "chosen on calibration"))
+    before = held.get("untrained_accuracy")
+    rows.append(("  untrained (counts only)", held["untrained"], "" if before is None else f"accuracy {before:.3f}"))
+    for control, label in (
+        ("frozen_body", "  frozen random body"),
+        ("backprop", "  backprop (first order)"),
+    ):
+        if held.get(control) is not None:
+            seconds = summary["controls"][control].get("cpu_seconds")
+            rows.append((label, held[control], f"{seconds:.0f} CPU-seconds" if seconds else ""))
+    for name, label in _LABELS.items():
+        if name in summary["baselines"]:
+            rows.append((label, summary["baselines"][name], "counts"))
+    lines += [f"{label:<34}{value:>10.3f}  {note}".rstrip() for label, value, note in rows if value is not None]
+    if "seconds_total" in summary:
+        lines += ["", f"{summary['seconds_total']:.1f} s in all"]
+    return "\n".join(lines)

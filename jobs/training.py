@@ -1,0 +1,133 @@
+"""What a training directory trains: the run's experts, or one of its controls on the same partition."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from omegaconf import DictConfig
+
+from ..ensemble.layout import Layout
+from ..experts.bank import Bank, Marker, read_marker
+from ..experts.mlp import class_frequencies
+from ..experts.training import TrainSpec, build_spec
+from ..kernels.errors import UserError
+from ..kernels.mlp_resident.contract import Inputs
+from ..router.partition import AreaPartition, open_partition
+from ..router.relay import ArrayRelay, TextRelay, load_relay
+from ..router.sources import TRAIN, ArrayCorpus, Corpus, TextCorpus, load_corpus
+from . import plan as plans
+from . import settings as settings_module
+
+
+@dataclass(frozen=True)
+class Training:
+    """Everything a worker needs, and nothing that another worker writes.
+
+    Attributes:
+        directory: bank, markers and logs go here: the run directory, or controls/NAME in it.
+        spec: what decides an expert's result.
+        inputs: the corpus as the kernels see it.
+        plan: groups.
+        partition: inputs of every expert, by area.
+        checkpoint_every: steps.
+    """
+
+    directory: Path
+    spec: TrainSpec
+    inputs: Inputs
+    plan: plans.Plan
+    partition: list[AreaPartition]
+    checkpoint_every: int
+
+    def group_inputs(self, group: plans.Group) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(indices, offsets, expert ids) of a group."""
+        area_first = min(entry.first_expert for entry in self.plan.groups if entry.area == group.area)
+        offsets, indices = self.partition[group.area].group(group.first_expert - area_first, group.num_experts)
+        return indices, offsets, np.arange(group.first_expert, group.first_expert + group.num_experts)
+
+    def create_bank(self) -> Bank:
+        """The bank, made if need be."""
+        roles = self.spec.shape.roles
+        self.directory.mkdir(parents=True, exist_ok=True)
+        shapes = {**roles, "b0": roles["b2"]}
+        return Bank.create(self.directory, shapes, len(self.plan.groups), self.plan.group_size)
+
+
+def directory_of(run: Path, control: str | None) -> Path:
+    """Where the experts (None) or a control are trained."""
+    return run if control is None else run / "controls" / control
+
+
+def frequencies_of(corpus: Corpus, num_outputs: int) -> np.ndarray:
+    """Class frequencies of the training split, float64 [V]."""
+    positions = corpus.positions(TRAIN)
+    targets = corpus.data[positions] if isinstance(corpus, TextCorpus) else corpus.y[positions]
+    return class_frequencies(targets, num_outputs)
+
+
+def num_outputs(corpus: Corpus) -> int:
+    """V."""
+    return 256 if isinstance(corpus, TextCorpus) else corpus.num_classes
+
+
+def load(run: Path, config: DictConfig, control: str | None = None) -> Training:
+    """The training of a run whose partition and plan are made.
+
+    Args:
+        run: run directory.
+        config: its config.
+        control: None for the experts themselves, or the name of a control.
+    """
+    settings = settings_module.read(config)
+    corpus = load_corpus(run / "source")
+    relay = load_relay(run / "relay")
+    if isinstance(corpus, TextCorpus):
+        assert isinstance(relay, TextRelay)
+        inputs = Inputs(text=corpus.data, embedding=relay.embedding, context=relay.context)
+    else:
+        assert isinstance(corpus, ArrayCorpus)
+        assert isinstance(relay, ArrayRelay)
+        inputs = Inputs(x=relay.transform(corpus.x), y=corpus.y.astype(np.int32))
+    expert = settings.expert(num_outputs(corpus), train_body=control != "frozen_body")
+    estimator = settings.estimator
+    if control == "backprop":
+        estimator = dataclasses.replace(estimator, name="backprop")
+    spec = build_spec(
+        expert,
+        estimator,
+        settings.optimizer,
+        settings.train,
+        relay.num_features,
+        frequencies_of(corpus, expert.num_outputs),
+        settings.backend,
+    )
+    partition = open_partition(run / "partition")
+    return Training(
+        directory_of(run, control), spec, inputs, plans.load(run), partition, settings.train.checkpoint_every
+    )
+
+
+def finished_markers(directory: Path, plan: plans.Plan) -> dict[int, Marker]:
+    """Markers of the groups that are done, by group."""
+    found = {}
+    for group in plan.groups:
+        marker = read_marker(directory, group.group)
+        if marker is not None and marker["state"] == "done":
+            if marker["first_expert"] != group.first_expert or marker["num_experts"] != group.num_experts:
+                raise UserError(f"{directory}/groups/{group.group}.json: is of another plan; start a new run directory")
+            found[group.group] = marker
+    return found
+
+
+def layout(training: Training, markers: dict[int, Marker], first_expert: np.ndarray) -> Layout:
+    """Where the trained experts lie, and which cannot be used."""
+    unusable = [
+        expert
+        for marker in markers.values()
+        for expert, state in zip(marker["experts"]["expert"], marker["experts"]["state"], strict=True)
+        if state != "done"
+    ]
+    return Layout(training.spec.shape, first_expert, training.plan.group_size, frozenset(unusable))

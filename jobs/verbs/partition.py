@@ -1,0 +1,42 @@
+"""`partition`: a new run directory with source, relay, router and partition in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omegaconf import DictConfig
+
+from .. import rundir, stages
+from .. import settings as settings_module
+from .. import summary as summaries
+
+
+def run(config: DictConfig) -> dict[str, Any]:
+    """Make the run directory and stop before the plan."""
+    settings = settings_module.read(config)
+    stages.read_source(settings)
+    run_directory = rundir.name_of(config)
+    rundir.create(run_directory)
+    with rundir.locked(run_directory):
+        rundir.store(run_directory, config, {})
+        digests = stages.partition(run_directory, settings)
+        rundir.store(run_directory, config, digests)
+    areas = rundir.read_json(run_directory / "router" / "router.json", "start a new run")["areas"]
+    router = summaries.describe_router(
+        run_directory,
+        [area["name"] for area in areas],
+        [area["strategy"] for area in areas],
+        [area["overflow"] for area in areas],
+    )
+    return {"run": str(run_directory), "router": router, "digests": digests}
+
+
+def render(result: dict[str, Any]) -> str:
+    """A row an area."""
+    lines = [f"{'area':<12}{'strategy':<10}{'experts':>8}{'cold':>6}{'max/mean':>10}{'Gini':>7}{'effective':>11}"]
+    for area in result["router"]["areas"]:
+        lines.append(
+            f"{area['name']:<12}{area['strategy']:<10}{area['experts']:>8,}{area['cold']:>6,}"
+            f"{area['max_over_mean']:>10.2f}{area['gini']:>7.3f}{area['effective_experts']:>11,.0f}"
+        )
+    return "\n".join([*lines, "", f"next: colonnade plan run={result['run']}"])

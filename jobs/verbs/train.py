@@ -1,0 +1,98 @@
+"""`train`: all stages, from nothing or from where an interrupted run stands."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from ...kernels.errors import UserError
+from ...kernels.files import write_json_atomic
+from ...router.sources import CALIBRATION, HELDOUT, load_corpus
+from .. import rundir, stages, tracking
+from .. import settings as settings_module
+from .. import summary as summaries
+from ..progress import say
+from ..slices import cpu_slices
+
+
+def run(config: DictConfig) -> dict[str, Any]:
+    """Partition, plan, launch, aggregate, evaluate; summary.json."""
+    began = time.perf_counter()
+    resume = settings_module.number(config, "resume", bool)
+    if resume:
+        run_directory = rundir.require(config)
+        config = rundir.merged(run_directory, config, may_change=False)
+    else:
+        run_directory = rundir.name_of(config)
+    settings = settings_module.read(config)
+    tracking.check(config)
+    if not resume:
+        # a mistake in the data is found before anything is written
+        stages.read_source(settings)
+        rundir.create(run_directory)
+    say(f"run {run_directory}")
+    with rundir.locked(run_directory):
+        return _train(run_directory, config, settings, resume, began)
+
+
+def _train(
+    run_directory: Path, config: DictConfig, settings: settings_module.Settings, resume: bool, began: float
+) -> dict[str, Any]:
+    if not (resume and (run_directory / "plan.json").exists()):
+        rundir.store(run_directory, config, {})
+        digests = stages.partition(run_directory, settings)
+        rundir.store(run_directory, config, digests)
+        stages.plan(run_directory, settings)
+    training, launched, seconds = stages.launch(run_directory, config, settings, None, resume)
+    for control in settings.controls:
+        stages.launch(run_directory, config, settings, control, resume)
+    _, gathered, markers = stages.aggregate(run_directory, config, settings, (CALIBRATION, HELDOUT))
+    heldout = stages.evaluate(run_directory, config, settings, gathered)
+    del gathered
+    controls = {
+        control: stages.evaluate_control(run_directory, config, settings, control) for control in settings.controls
+    }
+    baselines = stages.baselines(run_directory) if settings_module.number(config, "baselines", bool) else {}
+    router = rundir.read_json(run_directory / "router" / "router.json", "start a new run")["areas"]
+    summary = summaries.build(
+        preset=_preset(),
+        settings=settings,
+        corpus=load_corpus(run_directory / "source"),
+        router=summaries.describe_router(
+            run_directory,
+            [area["name"] for area in router],
+            [area["strategy"] for area in router],
+            [area["overflow"] for area in router],
+        ),
+        training=training,
+        markers=markers,
+        launched=launched,
+        train_seconds=seconds,
+        workers=len(cpu_slices(settings.workers)),
+        heldout=heldout,
+        baselines=baselines,
+        controls=controls,
+    )
+    summary["seconds_total"] = time.perf_counter() - began
+    write_json_atomic(run_directory / "summary.json", summary)
+    tracking.track(run_directory, config, training.plan, markers, summary)
+    if launched.failed_groups:
+        raise UserError(
+            f"run={run_directory}: {len(launched.failed_groups)} group(s) were given up, their experts are left out; "
+            f"see {run_directory / 'logs'}, then try them again with resume=true"
+        )
+    return summary
+
+
+def _preset() -> str | None:
+    from hydra.core.hydra_config import HydraConfig
+
+    return HydraConfig.get().runtime.choices.get("preset") if HydraConfig.initialized() else None
+
+
+def render(result: dict[str, Any]) -> str:
+    """The table for people."""
+    return summaries.render(result)
