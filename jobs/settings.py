@@ -157,6 +157,7 @@ def read(config: DictConfig) -> Settings:
             name=str(config.source.name),
             path=text(config, "source.path"),
             split_seed=number(config, "source.split_seed", int),
+            fraction=number(config, "source.fraction", float),
         ),
         estimator=estimator,
         optimizer=optimizer,

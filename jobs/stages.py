@@ -50,10 +50,9 @@ def fit_relay(settings: Settings, corpus: Corpus) -> Relay:
     return fit_array_relay(corpus, settings.relay_pca)
 
 
-def partition(run: Path, settings: Settings) -> dict[str, str]:
+def partition(run: Path, settings: Settings, corpus: Corpus) -> dict[str, str]:
     """Source, relay, router, partition; returns their digests."""
     began = time.perf_counter()
-    corpus = read_source(settings)
     counts = [corpus.count(split) for split in (TRAIN, CALIBRATION, HELDOUT)]
     say(
         f"source {corpus.name}: {counts[0]:,} {corpus.unit}s to train on, {counts[1]:,} for calibration, "

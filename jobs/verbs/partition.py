@@ -14,12 +14,12 @@ from .. import summary as summaries
 def run(config: DictConfig) -> dict[str, Any]:
     """Make the run directory and stop before the plan."""
     settings = settings_module.read(config)
-    stages.read_source(settings)
+    corpus = stages.read_source(settings)
     run_directory = rundir.name_of(config)
     rundir.create(run_directory)
     with rundir.locked(run_directory):
         rundir.store(run_directory, config, {})
-        digests = stages.partition(run_directory, settings)
+        digests = stages.partition(run_directory, settings, corpus)
         rundir.store(run_directory, config, digests)
     areas = rundir.read_json(run_directory / "router" / "router.json", "start a new run")["areas"]
     router = summaries.describe_router(

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from ...kernels.errors import UserError
 from ...kernels.files import write_json_atomic
-from ...router.sources import CALIBRATION, HELDOUT, load_corpus
+from ...router.sources import CALIBRATION, HELDOUT, Corpus, load_corpus
 from .. import rundir, stages, tracking
 from .. import settings as settings_module
 from .. import summary as summaries
@@ -29,23 +29,29 @@ def run(config: DictConfig) -> dict[str, Any]:
         run_directory = rundir.name_of(config)
     settings = settings_module.read(config)
     tracking.check(config)
+    fresh = not (resume and (run_directory / "plan.json").exists())
+    # a mistake in the data is found before anything is written
+    corpus = stages.read_source(settings) if fresh else load_corpus(run_directory / "source")
     if not resume:
-        # a mistake in the data is found before anything is written
-        stages.read_source(settings)
         rundir.create(run_directory)
     say(f"run {run_directory}")
     with rundir.locked(run_directory):
-        return _train(run_directory, config, settings, resume, began)
+        if fresh:
+            rundir.store(run_directory, config, {})
+            digests = stages.partition(run_directory, settings, corpus)
+            rundir.store(run_directory, config, digests)
+            stages.plan(run_directory, settings)
+        return _train(run_directory, config, settings, corpus, resume, began)
 
 
 def _train(
-    run_directory: Path, config: DictConfig, settings: settings_module.Settings, resume: bool, began: float
+    run_directory: Path,
+    config: DictConfig,
+    settings: settings_module.Settings,
+    corpus: Corpus,
+    resume: bool,
+    began: float,
 ) -> dict[str, Any]:
-    if not (resume and (run_directory / "plan.json").exists()):
-        rundir.store(run_directory, config, {})
-        digests = stages.partition(run_directory, settings)
-        rundir.store(run_directory, config, digests)
-        stages.plan(run_directory, settings)
     training, launched, seconds = stages.launch(run_directory, config, settings, None, resume)
     for control in settings.controls:
         stages.launch(run_directory, config, settings, control, resume)
@@ -60,7 +66,7 @@ def _train(
     summary = summaries.build(
         preset=_preset(),
         settings=settings,
-        corpus=load_corpus(run_directory / "source"),
+        corpus=corpus,
         router=summaries.describe_router(
             run_directory,
             [area["name"] for area in router],

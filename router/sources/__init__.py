@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from ...kernels.errors import UserError
 from . import arrays, digits, stdlib, text
 from .corpus import CALIBRATION, HELDOUT, PAD, TRAIN, ArrayCorpus, Corpus, TextCorpus, load_corpus
-from .splits import split_documents
+from .splits import fraction, split_documents
+
+# a salt of its own: which documents are used says nothing of how they are split
+_THINNING_SALT = -1
 
 SOURCES = ("stdlib", "text", "digits", "arrays")
 
@@ -35,19 +38,27 @@ class SourceConfig:
         name: one of `SOURCES`.
         path: file, folder or glob (text), .npz file (arrays).
         split_seed: salts the hashes that assign splits.
+        fraction: share of a text's documents (of whole files) to use, chosen by hashes of their names.
     """
 
     name: str = "stdlib"
     path: str | None = None
     split_seed: int = 0
+    fraction: float = 1.0
 
 
 def load_source(config: SourceConfig) -> Corpus:
     """Read and split; UserError says what is wrong with the data or its path."""
-    if config.name == "stdlib":
-        return split_documents("stdlib", stdlib.read_documents(), config.split_seed)
-    if config.name == "text":
-        return split_documents(f"source.path={config.path}", text.read_documents(config.path), config.split_seed)
+    if not 0 < config.fraction <= 1:
+        raise UserError(f"source.fraction={config.fraction}: must be above 0 and at most 1")
+    if config.name in ("stdlib", "text"):
+        is_stdlib = config.name == "stdlib"
+        documents = stdlib.read_documents() if is_stdlib else text.read_documents(config.path)
+        kept = [entry for entry in documents if fraction(entry[0], _THINNING_SALT) < config.fraction]
+        name = "stdlib" if is_stdlib else f"source.path={config.path}"
+        return split_documents(name, kept, config.split_seed)
+    if config.fraction != 1:
+        raise UserError(f"source.fraction={config.fraction}: only texts can be thinned; leave it at 1 for arrays")
     if config.name == "digits":
         return digits.read(config.split_seed)
     if config.name == "arrays":
