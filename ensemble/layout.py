@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from ..experts.bank import Bank
 from ..kernels.mlp_resident.contract import MlpShape
+
+
+class WeightReader(Protocol):
+    """What an ensemble asks of a bank."""
+
+    def read_group(self, group: int, count: int) -> dict[str, np.ndarray]:
+        """Weights by role of the first `count` experts of a group."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,7 @@ class Layout:
         usable[list(self.unusable)] = False
         return usable
 
-    def area_weights(self, bank: Bank, area: int, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def area_weights(self, bank: WeightReader, area: int, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(packed float32 [E_a, T], b0 float32 [E_a, R]) of an area; groups without a wanted expert stay zero.
 
         Args:

@@ -22,7 +22,7 @@ from ..kernels.philox import reference as philox
 from ..router.relay import Relay, TextRelay, load_relay
 from ..router.router import Router
 from ..router.sources.corpus import PAD
-from .layout import Layout
+from .layout import Layout, WeightReader
 from .metrics import LOG2, path_signs, tree_nats
 from .mixing import Mixing, losses
 from .pools import SOFTMAX_POOLS, fill_missing, weighted_sum
@@ -50,7 +50,7 @@ class EnsembleModel:
     relay: Relay
     router: Router
     layout: Layout
-    bank: Bank
+    bank: WeightReader
     mixing: Mixing
     frequencies: np.ndarray
 

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..experts.bank import Bank
 from ..kernels.mlp_forward.numba import path_logits, row_logits
 from ..kernels.mlp_resident.contract import HEAD_TREE, Inputs
-from .layout import Layout
+from .layout import Layout, WeightReader
 
 _THREADS = min(8, os.cpu_count() or 1)
 
@@ -42,7 +41,7 @@ def path_rows(targets: np.ndarray, depth: int) -> np.ndarray:
 
 def score(
     layout: Layout,
-    bank: Bank,
+    bank: WeightReader,
     inputs: Inputs,
     positions: np.ndarray,
     assigned: np.ndarray,

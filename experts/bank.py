@@ -114,10 +114,10 @@ class Bank:
             digests[str(shard.relative_to(self.directory))] = file_digest(shard)
         return digests
 
-    def read_group(self, group: int, count: int, roles: list[str] | None = None) -> dict[str, np.ndarray]:
+    def read_group(self, group: int, count: int) -> dict[str, np.ndarray]:
         """Weights by role of the first `count` experts of a group."""
         read = {}
-        for role in roles or self.roles():
+        for role in self.roles():
             array = self._array(role)
             shape = tuple(array.shape[1:])
             path = self.shard_path(role, group)

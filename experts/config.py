@@ -97,15 +97,15 @@ class OptimizerConfig:
         weight_decay: decoupled decay of the weight matrices, as a factor of the learning rate.
     """
 
-    name: str = "adam"
-    learning_rate: float = 0.01
+    name: str = "sgd"
+    learning_rate: float = 2.5
     schedule: str = "linear"
     final_fraction: float = 0.05
     beta1: float = 0.9
     beta2: float = 0.99
     epsilon: float = 1e-6
-    clip_norm: float = 0.0
-    weight_decay: float = 0.0
+    clip_norm: float = 0.5
+    weight_decay: float = 0.001
 
     def __post_init__(self) -> None:
         _known("optimizer.name", self.name, OPTIMIZERS)
