@@ -1,7 +1,7 @@
 """What a person typed, made ready for Hydra, and what Hydra complained of, made ready for a person.
 
 Hydra's grammar refuses common text (`prompt=def f(x):`, globs, quotes). Fields that hold text or paths are therefore
-taken verbatim after the first `=`: plain ones are handed on, the others are put into the composed config afterwards.
+taken verbatim after the first `=` and quoted for Hydra, so that they are recorded and swept like any other override.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from ..kernels.errors import UserError
 
 TEXT_FIELDS = ("run", "source.path", "input", "prompt", "tracking.uri", "tracking.experiment", "where", "to")
 GROUPS = ("preset", "source", "router", "expert", "estimator", "optimizer", "ensemble", "engine", "tracking")
-_FLAGS = ("--help", "-h", "--cfg", "-c", "--multirun", "-m", "--info", "-i", "--resolve", "--package", "-p",
-          "--hydra-help", "--version")  # fmt: skip
-_TAKES_VALUE = ("--cfg", "-c", "--package", "-p")
-_PLAIN = re.compile(r"[A-Za-z0-9_./:@%+-]+")
-_RESERVED = re.compile(r"(?i)(null|true|false|[+-]?(\d[\d_]*)?\.?\d*(e[+-]?\d+)?|[+-]?(inf|nan))")
+MULTIRUN = ("-m", "--multirun")
+_FLAGS = (*MULTIRUN, "--help", "-h", "--cfg", "-c", "--info", "-i", "--resolve", "--package", "-p", "--hydra-help")
+_CFG = ("--cfg", "-c")
+_CFG_VALUES = ("job", "hydra", "all")
 
 
 def options(group: str) -> list[str]:
@@ -27,44 +26,71 @@ def options(group: str) -> list[str]:
     return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
-def split(tokens: list[str]) -> tuple[list[str], dict[str, str]]:
-    """(tokens for Hydra, text fields to put into the config afterwards).
+def for_hydra(tokens: list[str]) -> list[str]:
+    """The same tokens with text fields quoted as Hydra's grammar wants them.
 
     Raises:
         UserError: a token that is neither an override nor a flag, or a group option that does not exist.
     """
-    plain, texts = [], {}
-    value_of_flag = False
+    ready = []
+    flag_before = ""
     for token in tokens:
-        if value_of_flag:
-            plain.append(token)
-            value_of_flag = False
-            continue
-        if token.startswith("-"):
-            flag = token.split("=", 1)[0]
+        if flag_before in _CFG:
+            if token not in _CFG_VALUES:
+                raise UserError(f"{flag_before} {token}: unknown; known: {', '.join(_CFG_VALUES)}")
+            ready.append(token)
+            flag_before = ""
+        elif flag_before or token.startswith("~"):
+            ready.append(token)
+            flag_before = ""
+        elif token.startswith("-"):
+            flag, equals, value = token.partition("=")
             if flag not in _FLAGS:
                 raise UserError(f"{flag}: no such flag; fields are set as name=value, flags are --cfg, --help, -m")
-            value_of_flag = token in _TAKES_VALUE
-            plain.append(token)
-            continue
-        if token.startswith("~"):
-            plain.append(token)
-            continue
-        field, equals, value = token.partition("=")
-        if not equals:
-            raise UserError(f"{token}: not understood; write name=value, as in train.steps=200")
-        name = field.lstrip("+")
-        if name in TEXT_FIELDS:
-            if value == "" or not _PLAIN.fullmatch(value) or _RESERVED.fullmatch(value):
-                texts[name] = value
-                continue
-        elif name in GROUPS:
-            known = options(name)
-            for option in value.split(","):
-                if option not in known:
-                    raise UserError(f"{name}={option}: unknown; known: {', '.join(known)}")
-        plain.append(token)
-    return plain, texts
+            if equals and flag in _CFG and value not in _CFG_VALUES:
+                raise UserError(f"{token}: unknown; known: {', '.join(_CFG_VALUES)}")
+            flag_before = token if token in (*_CFG, "--package", "-p") else ""
+            ready.append(token)
+        else:
+            ready.append(_override(token))
+    if flag_before:
+        raise UserError(f"{flag_before}: a value is missing after it, as in --cfg job")
+    return ready
+
+
+def _override(token: str) -> str:
+    field, equals, value = token.partition("=")
+    if not equals:
+        raise UserError(f"{token}: not understood; write name=value, as in train.steps=200")
+    name = field.lstrip("+")
+    if name in TEXT_FIELDS:
+        return f"{field}={quote(value)}"
+    if name in GROUPS:
+        known = options(name)
+        for option in value.split(","):
+            if option not in known:
+                raise UserError(f"{name}={option}: unknown; known: {', '.join(known)}")
+    return token
+
+
+def quote(text: str) -> str:
+    """Text as a quoted string of Hydra's grammar, which reads back verbatim; `null` alone means not given."""
+    from hydra.core.override_parser.types import Quote, QuotedString
+
+    return text if text == "null" else QuotedString(escape(text), Quote.single).with_quotes()
+
+
+def is_multirun(tokens: list[str]) -> bool:
+    """Whether the tokens ask for a sweep."""
+    return any(token in MULTIRUN for token in tokens)
+
+
+def text_of(tokens: list[str], name: str) -> str | None:
+    """The last value that raw tokens give a text field; None where they give none."""
+    values = [
+        value for field, equals, value in (t.partition("=") for t in tokens) if equals and field.lstrip("+") == name
+    ]
+    return values[-1] if values and values[-1] not in ("", "null") else None
 
 
 def escape(text: str) -> str:

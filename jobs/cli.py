@@ -5,11 +5,15 @@ Exit codes: 0 done, 1 a bug (with its traceback), 2 a mistake of the user's, 130
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import json
 import os
+import shlex
 import sys
+import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 from ..kernels.errors import UserError
@@ -25,7 +29,8 @@ VERBS = {
     "evaluate": "score the held-out split",
     "predict": "bits of a file's bytes (input=FILE), or a text continued (prompt=... sample=200)",
 }
-_DISK_ERRORS = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota is used up", errno.EROFS: "read-only"}
+_DISK_ERRORS = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota is used up", errno.EROFS: "read-only",
+                errno.EFBIG: "the file would be larger than is allowed"}  # fmt: skip
 
 
 def usage() -> str:
@@ -56,26 +61,42 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if verb not in VERBS:
             raise UserError(f"{verb}: no such verb; known: {', '.join(VERBS)}")
-        plain, texts = arguments.split(rest)
-        _run(verb, plain, texts)
+        with _sweep_directory(verb, rest) as more:
+            _run(verb, [*arguments.for_hydra(rest), *more])
         sys.stdout.flush()
         return 0
     except UserError as error:
         return _complain(str(error))
-    except KeyboardInterrupt:
-        print("\ncolonnade: interrupted; what was committed is kept, resume=true goes on", file=sys.stderr)
+    except KeyboardInterrupt as interruption:
+        run = getattr(interruption, "run", None)
+        hint = (
+            f"go on with: colonnade train run={shlex.quote(str(run))} resume=true" if run else "nothing was left open"
+        )
+        print(f"\ncolonnade: interrupted; what is committed is kept; {hint}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # whoever read our output has left; nothing more can be said
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:
-        if error.errno in _DISK_ERRORS:
-            where = error.filename or "writing"
-            return _complain(f"{where}: {_DISK_ERRORS[error.errno]}; make room, then go on with resume=true")
-        if isinstance(error, PermissionError):
-            return _complain(f"{error.filename}: permission denied; choose another place or mend its rights")
-        raise
+    except Exception as error:
+        trouble = _trouble_with_files(error)
+        if trouble is None:
+            raise
+        return _complain(trouble)
+
+
+def _trouble_with_files(error: BaseException | None) -> str | None:
+    """One line where an error, or what caused it, is a full disk or a place that may not be used; None otherwise."""
+    while error is not None:
+        if isinstance(error, OSError):
+            if error.errno in _DISK_ERRORS:
+                where = error.filename or "writing"
+                return f"{where}: {_DISK_ERRORS[error.errno]}; make room, then go on with resume=true"
+            if isinstance(error, PermissionError):
+                where = error.filename or "a file"
+                return f"{where}: permission denied; choose another place or mend its rights"
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _complain(message: str) -> int:
@@ -83,16 +104,35 @@ def _complain(message: str) -> int:
     return 2
 
 
-def _run(verb: str, plain: list[str], texts: dict[str, str]) -> None:
+@contextlib.contextmanager
+def _sweep_directory(verb: str, tokens: list[str]) -> Iterator[list[str]]:
+    """Overrides that say where a sweep keeps Hydra's own files.
+
+    A sweep of new runs has them beside its runs: in run=DIR if given. One over a run that exists has them nowhere.
+    """
+    run = arguments.text_of(tokens, "run")
+    if not arguments.is_multirun(tokens):
+        yield []
+    elif verb not in ("train", "partition"):
+        with tempfile.TemporaryDirectory() as folder:
+            yield [f"hydra.sweep.dir={arguments.quote(folder)}"]
+    else:
+        yield [f"hydra.sweep.dir={arguments.quote(run)}"] if run else []
+
+
+def _run(verb: str, tokens: list[str]) -> None:
     import hydra
     from hydra.errors import HydraException
-    from omegaconf import DictConfig, OmegaConf, open_dict
+    from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    composed = False
+
     def task(config: DictConfig) -> None:
-        with open_dict(config):
-            for field, text in texts.items():
-                OmegaConf.update(config, field, arguments.escape(text))
+        nonlocal composed
+        composed = False
+        OmegaConf.to_container(config, resolve=True)
+        composed = True
         module: Any = importlib.import_module(f"colonnade.jobs.verbs.{verb}")
         as_json = str(config.output) == "json"
         if str(config.output) not in ("table", "json"):
@@ -106,10 +146,13 @@ def _run(verb: str, plain: list[str], texts: dict[str, str]) -> None:
                 print(text, flush=True)
 
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    sys.argv = [f"colonnade {verb}", *plain]
+    sys.argv = [f"colonnade {verb}", *tokens]
     try:
         hydra.main(version_base="1.3", config_path="pkg://colonnade.conf", config_name="config")(task)()
     except (HydraException, OmegaConfBaseException) as error:
+        if composed:
+            # a mistake of ours with the config, not of whoever wrote it
+            raise
         raise UserError(arguments.explain(error, _known_fields())) from None
 
 

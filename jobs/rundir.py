@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -23,8 +24,8 @@ from . import argv as arguments
 
 SCHEMA = 1
 LOCK = ".lock"
-# what may change when a run goes on: nothing of it can change a result
-_FREE = ("engine", "tracking", "output", "resume", "run", "watch", "controls", "baselines")
+# what every verb may change in a run that exists: nothing of it can change a result of the experts
+_FREE = ("engine", "tracking", "controls", "baselines")
 # what a later verb asks rather than what the run is
 _QUESTIONS = ("output", "resume", "run", "watch", "input", "prompt", "sample", "temperature", "experts", "state")
 _VERSIONS_OF = ("colonnade", "torch", "numpy", "numba", "zarr", "hydra-core", "mlflow")
@@ -33,25 +34,50 @@ _VERSIONS_OF = ("colonnade", "torch", "numpy", "numba", "zarr", "hydra-core", "m
 def name_of(config: DictConfig) -> Path:
     """The run directory that the config names, or a new name; a job of a multirun gets its own."""
     from hydra.core.hydra_config import HydraConfig
+
+    if is_multirun():
+        # the command line has made run=DIR the sweep directory
+        return Path(HydraConfig.get().sweep.dir) / str(HydraConfig.get().job.num)
+    if config.run in (None, ""):
+        return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    return Path(str(config.run)).expanduser()
+
+
+def is_multirun() -> bool:
+    """Whether this is a job of a sweep."""
+    from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    given = None if config.run in (None, "") else Path(str(config.run)).expanduser()
-    if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
-        hydra = HydraConfig.get()
-        return (given or Path(hydra.sweep.dir)) / str(hydra.job.num)
-    return given or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+
+
+def is_run(run: Path) -> bool:
+    """Whether a run has begun in a directory."""
+    return (run / "config.yaml").is_file()
 
 
 def require(config: DictConfig) -> Path:
     """The existing run directory that a later verb works on."""
     if config.run in (None, ""):
         raise UserError("run: not given; name a run directory, as in run=runs/20260101-120000-abc123")
-    run = Path(str(config.run)).expanduser()
+    return existing(Path(str(config.run)).expanduser())
+
+
+def existing(run: Path) -> Path:
+    """The same path; UserError if it is no run directory."""
     if not run.is_dir():
         raise UserError(f"run={run}: no such folder; name a run directory")
-    if not (run / "config.yaml").is_file():
+    if not is_run(run):
         raise UserError(f"run={run}: holds no config.yaml, so it is not a run directory; name one")
     return run
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C while a run directory was held."""
+
+    def __init__(self, run: Path) -> None:
+        super().__init__(str(run))
+        self.run = run
 
 
 @contextlib.contextmanager
@@ -61,7 +87,7 @@ def locked(run: Path) -> Iterator[None]:
     with open(path, "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             file.seek(0)
             holder = file.read().strip() or "another process"
             raise UserError(f"run={run}: in use by {holder}; wait for it, or end it") from None
@@ -69,31 +95,56 @@ def locked(run: Path) -> Iterator[None]:
         file.truncate()
         file.write(f"process {os.getpid()} on {os.uname().nodename}")
         file.flush()
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise Interrupted(run) from None
+
+
+@contextlib.contextmanager
+def created(run: Path) -> Iterator[None]:
+    """Make a run directory and hold it; UserError if there is something in it already."""
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        _refuse_used(run)
+    except (NotADirectoryError, FileExistsError):
+        raise UserError(f"run={run}: is a file, or lies below one; name a folder") from None
+    with locked(run):
+        # another launcher may have been faster
+        _refuse_used(run)
         yield
 
 
-def create(run: Path) -> None:
-    """Make a run directory; UserError if there is something in it already."""
-    try:
-        run.mkdir(parents=True, exist_ok=True)
-        held = [entry.name for entry in run.iterdir() if entry.name != LOCK]
-    except (NotADirectoryError, FileExistsError):
-        raise UserError(f"run={run}: is a file, or lies below one; name a folder") from None
-    if held:
+def _refuse_used(run: Path) -> None:
+    if any(entry.name != LOCK for entry in run.iterdir()):
         raise UserError(f"run={run}: is not empty; name a new folder, or go on with its run by resume=true")
 
 
-def store(run: Path, config: DictConfig, digests: dict[str, str]) -> None:
-    """Write config.yaml (config, versions, revision, digests) and what Hydra knows of the command line."""
-    facts = {
-        "schema": SCHEMA,
-        "versions": _versions(),
-        "git_revision": _revision(),
-        "seed": config.seed,
-        "digests": digests,
-        "config": plain(config),
-    }
-    write_bytes_atomic(run / "config.yaml", yaml.safe_dump(facts, sort_keys=False, allow_unicode=True).encode())
+@contextlib.contextmanager
+def whole_or_gone(run: Path) -> Iterator[None]:
+    """Remove a run directory again where a mistake or a full disk ends what is done first in it."""
+    try:
+        yield
+    except (UserError, OSError):
+        shutil.rmtree(run, ignore_errors=True)
+        raise
+
+
+def store(run: Path, config: DictConfig) -> None:
+    """Write config.yaml (config, versions, revision) of a new run and what Hydra knows of the command line."""
+    _write_facts(
+        run,
+        {
+            "schema": SCHEMA,
+            "versions": _versions(),
+            "git_revision": _revision(),
+            "preset": chosen_preset(),
+            "seed": config.seed,
+            "digests": {},
+            "history": [],
+            "config": plain(config),
+        },
+    )
     from hydra.core.hydra_config import HydraConfig
 
     if HydraConfig.initialized():
@@ -103,6 +154,43 @@ def store(run: Path, config: DictConfig, digests: dict[str, str]) -> None:
         write_bytes_atomic(folder / "overrides.yaml", OmegaConf.to_yaml(hydra.overrides.task).encode())
         write_bytes_atomic(folder / "config.yaml", yaml.safe_dump(plain(config), sort_keys=False).encode())
         write_bytes_atomic(folder / "hydra.yaml", OmegaConf.to_yaml(OmegaConf.masked_copy(hydra, list(hydra))).encode())
+
+
+def store_digests(run: Path, digests: dict[str, str]) -> None:
+    """Note the digests of source, relay and router in config.yaml."""
+    _write_facts(run, {**load_facts(run), "digests": digests})
+
+
+def record(run: Path, config: DictConfig, verb: str) -> None:
+    """Note in config.yaml what a later verb was asked to do differently, and the config that results."""
+    overrides = [override for override in command_line() if override.split("=")[0].lstrip("+") not in _QUESTIONS]
+    if overrides:
+        facts = load_facts(run)
+        entry = {"verb": verb, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "overrides": overrides}
+        history = [*facts.get("history", []), entry]
+        _write_facts(run, {**facts, "history": history, "config": plain(config)})
+
+
+def _write_facts(run: Path, facts: dict[str, Any]) -> None:
+    write_bytes_atomic(run / "config.yaml", yaml.safe_dump(facts, sort_keys=False).encode())
+
+
+def chosen_preset() -> str | None:
+    """The preset of this command line; None outside of one."""
+    from hydra.core.hydra_config import HydraConfig
+
+    return HydraConfig.get().runtime.choices.get("preset") if HydraConfig.initialized() else None
+
+
+def command_line() -> list[str]:
+    """The overrides of this command line; none outside of one."""
+    from hydra.core.hydra_config import HydraConfig
+
+    if not HydraConfig.initialized():
+        return []
+    found = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+    assert isinstance(found, list)
+    return [str(entry) for entry in found]
 
 
 def plain(config: DictConfig) -> dict[str, Any]:
@@ -126,28 +214,37 @@ def load_facts(run: Path) -> dict[str, Any]:
     return facts
 
 
-def merged(run: Path, config: DictConfig, may_change: bool) -> DictConfig:
+def merged(run: Path, config: DictConfig, may_change: tuple[str, ...] = ()) -> DictConfig:
     """The run's stored config with what was asked for on the command line on top.
 
     Args:
         run: an existing run directory.
         config: as composed from the command line.
-        may_change: False where only overrides that cannot change a result are allowed.
+        may_change: top-level fields that the verb may change besides engine, tracking and controls.
+
+    Raises:
+        UserError: an override that would change what the run is.
     """
-    stored = OmegaConf.create(escaped(load_facts(run)["config"]))
+    facts = load_facts(run)
+    stored = OmegaConf.create(escaped(facts["config"]))
     OmegaConf.set_struct(stored, True)
     for field, value in asked_for(config):
         top = field.split(".")[0]
-        if not may_change and top not in _FREE + _QUESTIONS:
-            before = OmegaConf.select(stored, field)
-            if plain_value(before) != plain_value(value):
-                raise UserError(
-                    f"{field}: cannot change when a run goes on, since the result would; start a new run, "
-                    f"or leave it at {plain_value(before)}"
-                )
-        OmegaConf.update(stored, field, value, force_add=True)
+        if top in _QUESTIONS:
+            continue
+        if field == "preset":
+            if value != facts.get("preset"):
+                raise UserError(f"preset={value}: the run was made with preset={facts.get('preset')}; start a new run")
+            continue
+        before = OmegaConf.select(stored, field)
+        if top not in _FREE + may_change and plain_value(before) != plain_value(value):
+            raise UserError(
+                f"{field}: cannot change in a run that exists, since its result would; start a new run, "
+                f"or leave it at {plain_value(before)}"
+            )
+        OmegaConf.update(stored, field, escaped(plain_value(value)), force_add=True)
     for field in _QUESTIONS:
-        OmegaConf.update(stored, field, config[field], force_add=True)
+        OmegaConf.update(stored, field, escaped(plain_value(config[field])), force_add=True)
     return stored
 
 
@@ -158,23 +255,12 @@ def plain_value(value: Any) -> Any:
 
 def asked_for(config: DictConfig) -> list[tuple[str, Any]]:
     """(field, value) of every override on the command line; a group (estimator=spsa) stands as a whole."""
-    from hydra.core.hydra_config import HydraConfig
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    if not HydraConfig.initialized():
-        return []
-    texts = [str(entry) for entry in HydraConfig.get().overrides.task]
     found = []
-    for override in OverridesParser.create().parse_overrides(texts):
+    for override in OverridesParser.create().parse_overrides(command_line()):
         field = override.key_or_group
-        if field == "preset":
-            found += [(key, config[key]) for key in config if key not in _QUESTIONS]
-        else:
-            found.append((field, OmegaConf.select(config, field)))
-    for field in arguments.TEXT_FIELDS:
-        value = OmegaConf.select(config, field)
-        if value is not None and field not in _QUESTIONS and field in getattr(config, "_texts", ()):
-            found.append((field, value))
+        found.append((field, chosen_preset() if field == "preset" else OmegaConf.select(config, field)))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -109,12 +110,14 @@ def launch(
     label = "experts" if control is None else control
     if not groups:
         say(f"{label}: nothing left to train")
-        return training, LaunchResult({}, 0.0, 0.0), 0.0
+        return training, LaunchResult(0, {}, 0.0, 0.0), 0.0
     warm_up(training.spec, training.inputs)
     began = time.perf_counter()
     steps = len(training.spec.recipe.learning_rates)
     progress = Progress(training.directory, label, sum(group.busy_experts for group in groups), steps)
-    engine = LocalEngine(run, training.directory, control, cpu_slices(settings.workers), settings.retries)
+    slices = cpu_slices(settings.workers)
+    say(f"{label}: {progress.total:,} experts in {len(groups):,} groups on {min(len(slices), len(groups))} worker(s)")
+    engine = LocalEngine(run, training.directory, control, slices, settings.retries)
     try:
         result = engine.launch(groups, progress)
     finally:
@@ -124,19 +127,19 @@ def launch(
     return training, result, time.perf_counter() - began
 
 
-def markers_or_complain(run: Path, training: Training) -> dict[int, Marker]:
-    """Markers of all groups, their files intact; UserError names what is missing or damaged."""
-    markers = finished_markers(training.directory, training.plan)
-    mend = f"colonnade launch run={run} resume=true"
-    missing = [group for group in training.plan.groups if group.group not in markers]
-    if missing and len(missing) == len(training.plan.groups):
-        raise UserError(f"{training.directory}: no group is finished; train with: {mend}")
+def markers_or_complain(run: Path, directory: Path, plan: plans.Plan) -> dict[int, Marker]:
+    """Markers of the finished groups, their files intact; UserError names what is missing or damaged."""
+    markers = finished_markers(directory, plan)
+    mend = f"colonnade launch run={shlex.quote(str(run))} resume=true"
+    missing = [group for group in plan.groups if group.group not in markers]
+    if missing and len(missing) == len(plan.groups):
+        raise UserError(f"{directory}: no group is finished; train with: {mend}")
     if missing:
-        say(f"note: {len(missing)} of {len(training.plan.groups)} groups are not finished; their experts are left out")
-    for group, files in damaged(training.directory, markers).items():
-        own = training.plan.groups[group]
+        say(f"note: {len(missing)} of {len(plan.groups)} groups are not finished; their experts are left out")
+    for group, files in damaged(directory, markers).items():
+        own = plan.groups[group]
         raise UserError(
-            f"{training.directory / files[0]}: damaged (group {group}, experts {own.first_expert} to "
+            f"{directory / files[0]}: damaged (group {group}, experts {own.first_expert} to "
             f"{own.first_expert + own.num_experts - 1}); train it again with: {mend}"
         )
     return markers
@@ -160,7 +163,7 @@ def aggregate(
 ) -> tuple[models.EnsembleModel, dict[int, evaluation.SplitOpinions], dict[int, Marker]]:
     """Check the bank, write experts.parquet, fit the mixing weights, write the manifest."""
     training = load_training(run, config)
-    markers = markers_or_complain(run, training)
+    markers = markers_or_complain(run, training.directory, training.plan)
     steps = len(training.spec.recipe.learning_rates)
     columns = table.rows(training.plan, markers, area_names(run), steps, training.spec.evaluations_per_step)
     table.save(run, columns, settings.train.seed)
@@ -183,6 +186,7 @@ def evaluate(
     model = models.load(run)
     corpus = load_corpus(run / "source")
     if gathered is None:
+        markers_or_complain(run, run, plans.load(run))
         gathered = evaluation.gather(model, corpus, (CALIBRATION, HELDOUT))
     calibration, heldout = gathered[CALIBRATION], gathered[HELDOUT]
     mixing = model.mixing
@@ -201,7 +205,7 @@ def evaluate_control(run: Path, config: DictConfig, settings: Settings, control:
     training = load_training(run, config, control)
     if not training.directory.exists():
         return {}
-    markers = markers_or_complain(run, training)
+    markers = markers_or_complain(run, training.directory, training.plan)
     model = build_model(run, training, markers, placeholder(settings))
     corpus = load_corpus(run / "source")
     gathered = evaluation.gather(model, corpus, (CALIBRATION, HELDOUT), untrained=False)

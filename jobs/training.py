@@ -124,10 +124,9 @@ def finished_markers(directory: Path, plan: plans.Plan) -> dict[int, Marker]:
 
 def layout(training: Training, markers: dict[int, Marker], first_expert: np.ndarray) -> Layout:
     """Where the trained experts lie, and which cannot be used."""
-    unusable = [
-        expert
-        for marker in markers.values()
-        for expert, state in zip(marker["experts"]["expert"], marker["experts"]["state"], strict=True)
-        if state != "done"
-    ]
+    unusable: set[int] = set()
+    for group in training.plan.groups:
+        marker = markers.get(group.group)
+        states = marker["experts"]["state"] if marker else ["pending"] * group.num_experts
+        unusable |= {group.first_expert + place for place, state in enumerate(states) if state != "done"}
     return Layout(training.spec.shape, first_expert, training.plan.group_size, frozenset(unusable))

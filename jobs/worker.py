@@ -22,6 +22,7 @@ from ..kernels.errors import UserError
 from .slices import pin
 
 _REPORT_SECONDS = 0.5
+_launcher = sys.stdout
 
 
 def memory_mb() -> tuple[float, float]:
@@ -40,8 +41,8 @@ def memory_mb() -> tuple[float, float]:
 
 
 def _say(event: str, **facts: object) -> None:
-    sys.stdout.write(json.dumps({"event": event, **facts}) + "\n")
-    sys.stdout.flush()
+    _launcher.write(json.dumps({"event": event, **facts}) + "\n")
+    _launcher.flush()
 
 
 def main() -> None:
@@ -51,6 +52,10 @@ def main() -> None:
     parser.add_argument("--control", default=None)
     parser.add_argument("--cores", default="")
     options = parser.parse_args()
+    # what a library prints goes to the log, not between the lines for the launcher
+    global _launcher
+    _launcher = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     # the launcher decides what an interruption means
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if options.cores:

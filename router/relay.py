@@ -19,6 +19,9 @@ from ..kernels.files import file_digest, write_bytes_atomic, write_json_atomic
 from .sources.corpus import PAD, TRAIN, ArrayCorpus, TextCorpus
 
 SCHEMA = 1
+# a byte seen so often counts half
+_SHRINK = 100
+_POWER_FLOOR = 0.1
 
 
 @dataclass(frozen=True)
@@ -93,9 +96,11 @@ def fit_text_relay(corpus: TextCorpus, context: int = 5, dim: int = 12) -> TextR
     """Embed bytes by what stands beside them in the training split.
 
     Counts of each byte with its left and its right neighbour (256 x 512) become positive pointwise mutual
-    information, whose left singular vectors, weighted by the roots of the singular values, are the embedding
-    (Levy and Goldberg, "Neural word embedding as implicit matrix factorization", 2014, section 5). Every dimension
-    is scaled to unit root mean square over the training bytes, its largest entry made positive.
+    information (Levy and Goldberg, "Neural word embedding as implicit matrix factorization", 2014). Its rows are
+    projected on their leading principal directions, each row weighing as often as its byte occurs: the information
+    of rare bytes is large and mostly noise, and would choose the directions otherwise. Rows are brought to unit
+    length, shrunk by n / (n + 100) for a byte seen n times, centred, and every dimension is scaled to unit root mean
+    square over the training bytes (at most ten times as much as the strongest one).
 
     Raises:
         UserError: a context that the padding between documents cannot hold, or documents shorter than it.
@@ -118,13 +123,16 @@ def fit_text_relay(corpus: TextCorpus, context: int = 5, dim: int = 12) -> TextR
     joint /= joint.sum()
     expected = joint.sum(1, keepdims=True) * joint.sum(0, keepdims=True)
     information = np.maximum(np.log(joint / expected), 0)
-    vectors, values, _ = np.linalg.svd(information)
-    embedding = vectors[:, :dim] * np.sqrt(values[:dim])
-    largest = np.abs(embedding).argmax(0)
-    embedding *= np.where(embedding[largest, np.arange(dim)] < 0, -1, 1)
-    frequencies = np.bincount(here, minlength=256) / len(here)
+    counts = np.bincount(here, minlength=256)
+    frequencies = counts / len(here)
+    _, _, directions = np.linalg.svd(np.sqrt(frequencies)[:, None] * information)
+    embedding = information @ directions[:dim].T
+    embedding *= np.sign(embedding[np.abs(embedding).argmax(0), np.arange(dim)])
+    embedding /= np.maximum(np.linalg.norm(embedding, axis=1, keepdims=True), 1e-9)
+    embedding *= (counts / (counts + _SHRINK))[:, None]
+    embedding -= frequencies @ embedding
     power = np.sqrt(frequencies @ embedding**2)
-    embedding /= np.maximum(power, 1e-6)
+    embedding /= np.maximum(power, max(_POWER_FLOOR * power.max(), 1e-9))
     return TextRelay(embedding.astype(np.float32), context)
 
 

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -37,6 +36,7 @@ class _Worker:
     log: IO[bytes]
     group: Group | None = None
     buffer: bytes = b""
+    ready: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,13 @@ class LaunchResult:
     """What a launch gives besides the committed groups.
 
     Attributes:
+        experts: trained by it.
         failed_groups: group number -> why, for groups given up.
         peak_anonymous_mb: highest anonymous memory of a worker.
         peak_resident_mb: highest resident memory of a worker, mapped files included.
     """
 
+    experts: int
     failed_groups: dict[int, str]
     peak_anonymous_mb: float
     peak_resident_mb: float
@@ -64,7 +66,6 @@ class LocalEngine:
         control: None, or the control that is trained.
         slices: one worker each.
         retries: of a group whose worker died.
-        on_done: called with a group's number when its marker is there.
     """
 
     run: Path
@@ -72,9 +73,9 @@ class LocalEngine:
     control: str | None
     slices: list[Slice]
     retries: int
-    on_done: Callable[[int], None] = lambda group: None
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _workers: dict[int, _Worker] = field(default_factory=dict)
+    _false_starts: int = 0
 
     def launch(self, groups: list[Group], progress: Progress) -> LaunchResult:
         """Train the groups; returns when all are committed or given up.
@@ -90,7 +91,7 @@ class LocalEngine:
         (self.directory / "logs").mkdir(parents=True, exist_ok=True)
         try:
             for number in range(min(len(self.slices), len(pending))):
-                self._start(number, pending)
+                self._start(number, pending, progress)
             while any(worker.group for worker in self._workers.values()) or pending:
                 for key, _ in self._selector.select(_TICK_SECONDS):
                     worker: _Worker = key.data
@@ -104,9 +105,9 @@ class LocalEngine:
                 progress.update()
         finally:
             self._stop()
-        return LaunchResult(failed, *peaks)
+        return LaunchResult(progress.done, failed, *peaks)
 
-    def _start(self, number: int, pending: deque[Group]) -> None:
+    def _start(self, number: int, pending: deque[Group], progress: Progress) -> None:
         environment = {**os.environ, **ONE_THREAD, "PYTHONUNBUFFERED": "1"}
         cores = ",".join(str(core) for core in self.slices[number].cores)
         command = [sys.executable, "-P", "-m", "colonnade.jobs.worker", str(self.run), "--cores", cores]
@@ -126,11 +127,12 @@ class LocalEngine:
         self._workers[number] = worker
         assert process.stdout is not None
         self._selector.register(process.stdout, selectors.EVENT_READ, worker)
-        self._assign(worker, pending)
+        self._assign(worker, pending, progress)
 
-    def _assign(self, worker: _Worker, pending: deque[Group]) -> None:
+    def _assign(self, worker: _Worker, pending: deque[Group], progress: Progress) -> None:
         worker.group = pending.popleft() if pending else None
         if worker.group is not None:
+            progress.running[worker.group.group] = 0
             assert worker.process.stdin is not None
             # a worker that has just died is noticed by its closed stdout
             with contextlib.suppress(BrokenPipeError):
@@ -141,7 +143,10 @@ class LocalEngine:
         self, worker: _Worker, news: dict[str, Any], pending: deque[Group], progress: Progress, peaks: list[float]
     ) -> None:
         group = worker.group
-        if news["event"] == "progress":
+        if news["event"] == "ready":
+            worker.ready = True
+            self._false_starts = 0
+        elif news["event"] == "progress":
             progress.running[news["group"]] = news["experts"]
         elif news["event"] == "done":
             assert group is not None
@@ -150,8 +155,7 @@ class LocalEngine:
             progress.failed += news["failed"]
             peaks[0] = max(peaks[0], news["peak_anonymous_mb"])
             peaks[1] = max(peaks[1], news["peak_resident_mb"])
-            self.on_done(news["group"])
-            self._assign(worker, pending)
+            self._assign(worker, pending, progress)
         elif news["event"] == "error":
             if news["user"]:
                 raise UserError(f"group {news['group']}: {news['message']}; mend it, then go on with resume=true")
@@ -174,15 +178,22 @@ class LocalEngine:
         log = Path(worker.log.name)
         self._close(worker)
         del self._workers[worker.number]
+        if not worker.ready:
+            self._false_starts += 1
+            if self._false_starts > self.retries:
+                message = f"a worker ended {_ending(code)} before it was ready, {self._false_starts} times running"
+                if code < 0:
+                    raise UserError(f"{message}; is there enough memory? see {log}, then go on with resume=true")
+                raise RuntimeError(f"{message}: {_tail(log)} (see {log})")
         if group is not None:
             progress.running.pop(group.group, None)
             count = tries[group.group] = tries.get(group.group, 0) + 1
             if count > self.retries:
-                failed[group.group] = f"its worker died {count} times, last with {_ending(code)}: {_tail(log)}"
+                failed[group.group] = f"its worker died {count} times, last {_ending(code)}: {_tail(log)}"
             else:
                 pending.append(group)
         if pending:
-            self._start(worker.number, pending)
+            self._start(worker.number, pending, progress)
 
     def _close(self, worker: _Worker) -> None:
         for pipe in (worker.process.stdin, worker.process.stdout, worker.log):
@@ -211,7 +222,7 @@ class LocalEngine:
 
 
 def _ending(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
+    return f"by signal {-code}" if code < 0 else f"with exit code {code}"
 
 
 def _tail(path: Path) -> str:

@@ -13,9 +13,10 @@ from .. import settings as settings_module
 def run(config: DictConfig) -> dict[str, Any]:
     """Check the bank, list the experts, fit the mixing weights."""
     run_directory = rundir.require(config)
-    config = rundir.merged(run_directory, config, may_change=True)
+    config = rundir.merged(run_directory, config, may_change=("ensemble",))
     settings = settings_module.read(config)
     with rundir.locked(run_directory):
+        rundir.record(run_directory, config, "aggregate")
         model, _, markers = stages.aggregate(run_directory, config, settings)
     return {
         "run": str(run_directory),

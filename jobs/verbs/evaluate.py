@@ -13,7 +13,7 @@ from .. import settings as settings_module
 def run(config: DictConfig) -> dict[str, Any]:
     """`heldout` of summary.json."""
     run_directory = rundir.require(config)
-    config = rundir.merged(run_directory, config, may_change=True)
+    config = rundir.merged(run_directory, config, may_change=("ensemble",))
     settings = settings_module.read(config)
     heldout = stages.evaluate(run_directory, config, settings)
     for control in settings_module.CONTROLS:

@@ -14,10 +14,11 @@ from .. import settings as settings_module
 def run(config: DictConfig) -> dict[str, Any]:
     """Train what is not finished, and the controls."""
     run_directory = rundir.require(config)
-    config = rundir.merged(run_directory, config, may_change=False)
+    config = rundir.merged(run_directory, config)
     settings = settings_module.read(config)
     resume = settings_module.number(config, "resume", bool)
     with rundir.locked(run_directory):
+        rundir.record(run_directory, config, "launch")
         training, launched, seconds = stages.launch(run_directory, config, settings, None, resume)
         for control in settings.controls:
             stages.launch(run_directory, config, settings, control, resume)

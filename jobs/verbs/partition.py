@@ -16,11 +16,10 @@ def run(config: DictConfig) -> dict[str, Any]:
     settings = settings_module.read(config)
     corpus = stages.read_source(settings)
     run_directory = rundir.name_of(config)
-    rundir.create(run_directory)
-    with rundir.locked(run_directory):
-        rundir.store(run_directory, config, {})
+    with rundir.created(run_directory), rundir.whole_or_gone(run_directory):
+        rundir.store(run_directory, config)
         digests = stages.partition(run_directory, settings, corpus)
-        rundir.store(run_directory, config, digests)
+        rundir.store_digests(run_directory, digests)
     areas = rundir.read_json(run_directory / "router" / "router.json", "start a new run")["areas"]
     router = summaries.describe_router(
         run_directory,

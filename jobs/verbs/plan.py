@@ -17,13 +17,13 @@ from ..training import finished_markers
 def run(config: DictConfig) -> dict[str, Any]:
     """Write plan.json of a partitioned run."""
     run_directory = rundir.require(config)
-    config = rundir.merged(run_directory, config, may_change=True)
+    config = rundir.merged(run_directory, config, may_change=("plan",))
     settings = settings_module.read(config)
     with rundir.locked(run_directory):
         if (run_directory / "plan.json").exists() and finished_markers(run_directory, plans.load(run_directory)):
             raise UserError(f"run={run_directory}: groups are trained by its plan already; start a new run to replan")
         made = stages.plan(run_directory, settings)
-        rundir.store(run_directory, config, rundir.load_facts(run_directory)["digests"])
+        rundir.record(run_directory, config, "plan")
     return {
         "run": str(run_directory),
         "group_size": made.group_size,

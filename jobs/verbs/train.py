@@ -20,28 +20,41 @@ from ..slices import cpu_slices
 
 def run(config: DictConfig) -> dict[str, Any]:
     """Partition, plan, launch, aggregate, evaluate; summary.json."""
-    began = time.perf_counter()
-    resume = settings_module.number(config, "resume", bool)
-    if resume:
-        run_directory = rundir.require(config)
-        config = rundir.merged(run_directory, config, may_change=False)
-    else:
-        run_directory = rundir.name_of(config)
+    began = time.time()
+    if settings_module.number(config, "resume", bool):
+        return _resume(config, began)
     settings = settings_module.read(config)
-    tracking.check(config)
-    fresh = not (resume and (run_directory / "plan.json").exists())
     # a mistake in the data is found before anything is written
-    corpus = stages.read_source(settings) if fresh else load_corpus(run_directory / "source")
-    if not resume:
-        rundir.create(run_directory)
-    say(f"run {run_directory}")
-    with rundir.locked(run_directory):
-        if fresh:
-            rundir.store(run_directory, config, {})
-            digests = stages.partition(run_directory, settings, corpus)
-            rundir.store(run_directory, config, digests)
+    corpus = stages.read_source(settings)
+    run_directory = rundir.name_of(config)
+    with rundir.created(run_directory):
+        say(f"run {run_directory}")
+        with rundir.whole_or_gone(run_directory):
+            rundir.store(run_directory, config)
+            rundir.store_digests(run_directory, stages.partition(run_directory, settings, corpus))
             stages.plan(run_directory, settings)
-        return _train(run_directory, config, settings, corpus, resume, began)
+        return _train(run_directory, config, settings, corpus, False, began)
+
+
+def _resume(config: DictConfig, began: float) -> dict[str, Any]:
+    run_directory = rundir.name_of(config)
+    if rundir.is_multirun() and not rundir.is_run(run_directory):
+        # the sweep was interrupted before this job's turn
+        config.resume = False
+        return run(config)
+    rundir.existing(run_directory)
+    config = rundir.merged(run_directory, config)
+    settings = settings_module.read(config)
+    with rundir.locked(run_directory):
+        say(f"run {run_directory}")
+        rundir.record(run_directory, config, "train")
+        if (run_directory / "plan.json").exists():
+            corpus = load_corpus(run_directory / "source")
+        else:
+            corpus = stages.read_source(settings)
+            rundir.store_digests(run_directory, stages.partition(run_directory, settings, corpus))
+            stages.plan(run_directory, settings)
+        return _train(run_directory, config, settings, corpus, True, began)
 
 
 def _train(
@@ -64,7 +77,7 @@ def _train(
     baselines = stages.baselines(run_directory) if settings_module.number(config, "baselines", bool) else {}
     router = rundir.read_json(run_directory / "router" / "router.json", "start a new run")["areas"]
     summary = summaries.build(
-        preset=_preset(),
+        preset=rundir.load_facts(run_directory)["preset"],
         settings=settings,
         corpus=corpus,
         router=summaries.describe_router(
@@ -82,7 +95,7 @@ def _train(
         baselines=baselines,
         controls=controls,
     )
-    summary["seconds_total"] = time.perf_counter() - began
+    summary["seconds_total"] = time.time() - began
     write_json_atomic(run_directory / "summary.json", summary)
     tracking.track(run_directory, config, training.plan, markers, summary)
     if launched.failed_groups:
@@ -91,12 +104,6 @@ def _train(
             f"see {run_directory / 'logs'}, then try them again with resume=true"
         )
     return summary
-
-
-def _preset() -> str | None:
-    from hydra.core.hydra_config import HydraConfig
-
-    return HydraConfig.get().runtime.choices.get("preset") if HydraConfig.initialized() else None
 
 
 def render(result: dict[str, Any]) -> str:
