@@ -27,21 +27,21 @@ def options(group: str) -> list[str]:
 
 
 def for_hydra(tokens: list[str]) -> list[str]:
-    """The same tokens with text fields quoted as Hydra's grammar wants them.
+    """The same tokens, flags first, with text fields quoted as Hydra's grammar wants them.
 
     Raises:
         UserError: a token that is neither an override nor a flag, or a group option that does not exist.
     """
-    ready = []
+    flags, overrides = [], []
     flag_before = ""
     for token in tokens:
         if flag_before in _CFG:
             if token not in _CFG_VALUES:
                 raise UserError(f"{flag_before} {token}: unknown; known: {', '.join(_CFG_VALUES)}")
-            ready.append(token)
+            flags.append(token)
             flag_before = ""
-        elif flag_before or token.startswith("~"):
-            ready.append(token)
+        elif flag_before:
+            flags.append(token)
             flag_before = ""
         elif token.startswith("-"):
             flag, equals, value = token.partition("=")
@@ -50,12 +50,13 @@ def for_hydra(tokens: list[str]) -> list[str]:
             if equals and flag in _CFG and value not in _CFG_VALUES:
                 raise UserError(f"{token}: unknown; known: {', '.join(_CFG_VALUES)}")
             flag_before = token if token in (*_CFG, "--package", "-p") else ""
-            ready.append(token)
+            flags.append(token)
         else:
-            ready.append(_override(token))
+            overrides.append(token if token.startswith("~") else _override(token))
     if flag_before:
         raise UserError(f"{flag_before}: a value is missing after it, as in --cfg job")
-    return ready
+    # argparse, which Hydra uses, loses overrides that stand on both sides of a flag
+    return [*flags, *overrides]
 
 
 def _override(token: str) -> str:

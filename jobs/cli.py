@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import shlex
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -68,6 +69,8 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         return _complain(str(error))
     except KeyboardInterrupt as interruption:
+        # a second Ctrl-C has done its work by now; in the middle of leaving it would only spoil the exit code
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         run = getattr(interruption, "run", None)
         hint = (
             f"go on with: colonnade train run={shlex.quote(str(run))} resume=true" if run else "nothing was left open"
@@ -126,34 +129,41 @@ def _run(verb: str, tokens: list[str]) -> None:
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    composed = False
+    errors: list[Exception] = []
 
     def task(config: DictConfig) -> None:
-        nonlocal composed
-        composed = False
-        OmegaConf.to_container(config, resolve=True)
-        composed = True
-        module: Any = importlib.import_module(f"colonnade.jobs.verbs.{verb}")
-        as_json = str(config.output) == "json"
-        if str(config.output) not in ("table", "json"):
-            raise UserError(f"output={config.output}: unknown; known: table, json")
-        result = module.run(config)
-        if as_json:
-            print(json.dumps(result, allow_nan=False), flush=True)
-        else:
-            text = module.render(result)
-            if text:
-                print(text, flush=True)
+        try:
+            OmegaConf.to_container(config, resolve=True)
+        except OmegaConfBaseException as error:
+            errors.append(UserError(arguments.explain(error, [])))
+            return
+        # Hydra adds lines of its own to what it catches, so it gets to see nothing; a sweep goes on
+        try:
+            _run_verb(verb, config)
+        except Exception as error:
+            errors.append(error)
 
     os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv = [f"colonnade {verb}", *tokens]
     try:
         hydra.main(version_base="1.3", config_path="pkg://colonnade.conf", config_name="config")(task)()
     except (HydraException, OmegaConfBaseException) as error:
-        if composed:
-            # a mistake of ours with the config, not of whoever wrote it
-            raise
         raise UserError(arguments.explain(error, _known_fields())) from None
+    if errors:
+        raise errors[0]
+
+
+def _run_verb(verb: str, config: Any) -> None:
+    if str(config.output) not in ("table", "json"):
+        raise UserError(f"output={config.output}: unknown; known: table, json")
+    module: Any = importlib.import_module(f"colonnade.jobs.verbs.{verb}")
+    result = module.run(config)
+    if str(config.output) == "json":
+        print(json.dumps(result, allow_nan=False), flush=True)
+    else:
+        text = module.render(result)
+        if text:
+            print(text, flush=True)
 
 
 def _known_fields() -> list[str]:

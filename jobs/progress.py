@@ -11,6 +11,8 @@ from ..kernels.files import write_json_atomic
 
 _EVERY_SECONDS = 1.0
 PROGRESS = "progress.json"
+# a progress file that has not been written for so long is a dead launcher's
+STALE_SECONDS = 30.0
 
 
 @dataclass

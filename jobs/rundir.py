@@ -60,11 +60,7 @@ def require(config: DictConfig) -> Path:
     """The existing run directory that a later verb works on."""
     if config.run in (None, ""):
         raise UserError("run: not given; name a run directory, as in run=runs/20260101-120000-abc123")
-    return existing(Path(str(config.run)).expanduser())
-
-
-def existing(run: Path) -> Path:
-    """The same path; UserError if it is no run directory."""
+    run = Path(str(config.run)).expanduser()
     if not run.is_dir():
         raise UserError(f"run={run}: no such folder; name a run directory")
     if not is_run(run):

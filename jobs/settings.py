@@ -5,38 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig
 
 from ..ensemble.pools import check_pool
 from ..experts.config import EstimatorConfig, ExpertConfig, OptimizerConfig, TrainConfig
 from ..kernels.errors import UserError
 from ..router.router import RouterConfig
 from ..router.sources import SourceConfig
+from ..router.sources.corpus import PAD
 from ..router.strategies import AreaConfig
+from .fields import checked, in_range, number, text
+from .markers import CONTROLS
 
-CONTROLS = ("frozen_body", "backprop")
 BACKENDS = ("auto", "numba", "reference")
+TRACKERS = ("mlflow", "none")
+ENGINES = ("local",)
 _AREA_FIELDS = ("name", "strategy", "lags", "word", "slack", "seed")
-
-
-def number(config: DictConfig, field: str, kind: type, optional: bool = False) -> Any:
-    """The value of a dotted field as an int, float or bool; UserError where it is none."""
-    value = OmegaConf.select(config, field)
-    if value is None and optional:
-        return None
-    wanted = {int: "a whole number", float: "a number", bool: "true or false"}[kind]
-    good = isinstance(value, bool) if kind is bool else isinstance(value, int | float) and not isinstance(value, bool)
-    if kind is int and isinstance(value, float):
-        good = value.is_integer()
-    if not good:
-        raise UserError(f"{field}={value}: must be {wanted}")
-    return kind(value)
-
-
-def text(config: DictConfig, field: str) -> str | None:
-    """The value of a dotted field as text, None where it is null or empty."""
-    value = OmegaConf.select(config, field)
-    return None if value is None or value == "" else str(value)
 
 
 @dataclass(frozen=True)
@@ -139,17 +123,18 @@ def read(config: DictConfig) -> Settings:
         checkpoint_every=number(config, "train.checkpoint_every", int),
     )
     backend = str(config.backend)
-    if backend not in BACKENDS:
-        raise UserError(f"backend={backend}: unknown; known: {', '.join(BACKENDS)}")
-    group_size = number(config, "plan.group_size", int)
-    if not 1 <= group_size <= 65536:
-        raise UserError(f"plan.group_size={group_size}: must be between 1 and 65536")
-    workers = number(config, "engine.workers", int, optional=True)
-    if workers is not None and not 1 <= workers <= 1024:
-        raise UserError(f"engine.workers={workers}: must be between 1 and 1024, or null for one a core")
-    retries = number(config, "engine.retries", int)
-    if retries < 0:
-        raise UserError(f"engine.retries={retries}: must be 0 or more")
+    for field, value, known in (
+        ("backend", backend, BACKENDS),
+        ("tracking.name", str(config.tracking.name), TRACKERS),
+        ("engine.name", str(config.engine.name), ENGINES),
+    ):
+        if value not in known:
+            raise UserError(f"{field}={value}: unknown; known: {', '.join(known)}")
+    in_range(config, "relay.context", 1, PAD)
+    in_range(config, "relay.dim", 1, 256)
+    in_range(config, "relay.pca", 1, 1 << 20, optional=True)
+    in_range(config, "ensemble.k", 1, 1 << 20, optional=True)
+    number(config, "baselines", bool)
     head = str(config.expert.head)
     settings = Settings(
         config=config,
@@ -163,12 +148,12 @@ def read(config: DictConfig) -> Settings:
         optimizer=optimizer,
         train=train,
         backend="numba" if backend == "auto" else backend,
-        group_size=group_size,
+        group_size=in_range(config, "plan.group_size", 1, 65536),
         controls=_controls(config),
         pool=str(config.ensemble.pool),
         top_k=number(config, "ensemble.k", int, optional=True),
-        workers=workers,
-        retries=retries,
+        workers=in_range(config, "engine.workers", 1, 1024, optional=True),
+        retries=in_range(config, "engine.retries", 0, 1000),
         head=head,
     )
     settings.router()
@@ -194,7 +179,7 @@ def router_config(config: DictConfig) -> RouterConfig:
         if not 1 <= areas <= len(known):
             raise UserError(f"router.areas={areas}: this router knows {len(known)}; give fewer, or a list of areas")
         areas = known[:areas]
-    if not isinstance(areas, ListConfig) or not len(areas):
+    if not isinstance(areas, ListConfig | list) or not len(areas):
         raise UserError(f"router.areas={areas}: must be a list of areas, or how many of the router's own to use")
     entries = []
     for place, area in enumerate(areas):
@@ -205,20 +190,34 @@ def router_config(config: DictConfig) -> RouterConfig:
             raise UserError(f"router.areas[{place}].{unknown[0]}: no such field; known: {', '.join(_AREA_FIELDS)}")
         entries.append(area)
     shares = _share_out(config, len(entries))
-    slack = number(config, "router.slack", float)
+    number(config, "router.slack", float)
+    names = [str(area.get("name", f"area{place}")) for place, area in enumerate(entries)]
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise UserError(f"router.areas[{place}].name={name}: another area has this name; choose a different one")
     return RouterConfig(
-        tuple(
-            AreaConfig(
-                name=str(area.get("name", f"area{place}")),
-                strategy=str(area.get("strategy", "hash")),
-                experts=shares[place],
-                lags=tuple(int(lag) for lag in area.get("lags", [])),
-                word=int(area.get("word", 0)),
-                slack=float(area.get("slack", slack)),
-                seed=int(area.get("seed", 0)),
-            )
-            for place, area in enumerate(entries)
-        )
+        tuple(_area(config, place, names[place], area, shares[place]) for place, area in enumerate(entries))
+    )
+
+
+def _area(config: DictConfig, place: int, name: str, area: DictConfig, experts: int) -> AreaConfig:
+    lags = area.get("lags", [])
+    if not isinstance(lags, ListConfig | list) or any(
+        not isinstance(lag, int) or isinstance(lag, bool) for lag in lags
+    ):
+        raise UserError(f"router.areas[{place}].lags={lags}: must be a list of whole numbers, as in [1,2]")
+
+    def own(field: str, kind: type, default: Any) -> Any:
+        return checked(f"router.areas[{place}].{field}", area[field], kind) if field in area else default
+
+    return AreaConfig(
+        name=name,
+        strategy=str(area.get("strategy", "hash")),
+        experts=experts,
+        lags=tuple(lags),
+        word=own("word", int, 0),
+        slack=own("slack", float, number(config, "router.slack", float)),
+        seed=own("seed", int, 0),
     )
 
 

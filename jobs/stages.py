@@ -25,11 +25,12 @@ from ..router.sources import CALIBRATION, HELDOUT, TRAIN, Corpus, TextCorpus, lo
 from . import plan as plans
 from . import table
 from .engines.local import LaunchResult, LocalEngine
+from .markers import directory_of, finished_markers
 from .progress import Progress, say
 from .settings import Settings
 from .slices import cpu_slices
 from .status import area_names
-from .training import Training, directory_of, finished_markers, layout
+from .training import Training, layout
 from .training import load as load_training
 
 

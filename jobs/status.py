@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 from ..kernels.errors import UserError
 from . import plan as plans
-from .progress import PROGRESS
+from .markers import directory_of, finished_markers
+from .progress import PROGRESS, STALE_SECONDS
 from .rundir import read_json
 from .table import rows
-from .training import finished_markers
 
 STATES = ("done", "running", "pending", "failed", "cold")
 
@@ -22,33 +23,42 @@ def area_names(run: Path) -> list[str]:
     return [entry["name"] for entry in stored["areas"]]
 
 
-def collect(run: Path, directory: Path) -> tuple[dict[str, Any], dict[str, list]]:
-    """(the status as JSON, columns of all experts) of a training directory."""
+def under_way(directory: Path) -> dict[str, Any] | None:
+    """What the launcher of a training directory last wrote; None where none is at work there."""
+    path = directory / PROGRESS
+    try:
+        if time.time() - path.stat().st_mtime > STALE_SECONDS:
+            # a launcher that was killed leaves its file behind
+            return None
+        return json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def collect(run: Path, control: str | None = None) -> tuple[dict[str, Any], dict[str, list]]:
+    """(the status as JSON, columns of all experts) of a run's experts or of a control."""
+    directory = directory_of(run, control)
     plan = plans.load(run)
     markers = finished_markers(directory, plan)
-    try:
-        progress = json.loads((directory / PROGRESS).read_text())
-    except (FileNotFoundError, ValueError):
-        progress = None
+    progress = under_way(directory)
     running = set(progress["running"]) if progress else set()
     columns = rows(plan, markers, area_names(run), 0, 0)
     for place, group in enumerate(columns["group"]):
         if columns["state"][place] == "pending" and group in running:
             columns["state"][place] = "running"
-    counts = {state: columns["state"].count(state) for state in STATES}
     groups = []
     for group in plan.groups:
         marker = markers.get(group.group)
-        state = "done" if marker else "running" if group.group in running else "pending"
         groups.append(
             {
                 "group": group.group,
                 "area": group.area,
                 "experts": group.num_experts,
-                "state": state,
+                "state": "done" if marker else "running" if group.group in running else "pending",
                 "failed": len(marker["failed"]) if marker else 0,
             }
         )
+    counts = {state: columns["state"].count(state) for state in STATES}
     return {"experts": counts, "groups": groups, "progress": progress}, columns
 
 

@@ -50,6 +50,8 @@ def build(
     sampled, exact = parameter_split(spec)
     states = [state for marker in markers.values() for state in marker["experts"]["state"]]
     done = states.count("done")
+    # a resumed run knows the wall time of its last launch alone
+    whole = launched.experts == done + states.count("failed")
     cpu_seconds = sum(sum(marker["experts"]["seconds"]) for marker in markers.values())
     name = {code: name for name, code in ESTIMATORS.items()}[spec.recipe.estimator]
     for control, found in controls.items():
@@ -84,9 +86,9 @@ def build(
         "train": {
             "steps": steps,
             "expert_steps": steps * done,
-            "seconds": train_seconds,
+            "seconds": train_seconds if whole else None,
             "cpu_seconds": cpu_seconds,
-            "expert_steps_per_second": steps * done / train_seconds if train_seconds else None,
+            "expert_steps_per_second": steps * launched.experts / train_seconds if train_seconds else None,
             "probes_per_expert": steps * spec.evaluations_per_step,
             "failed_experts": states.count("failed"),
             "failed_groups": len(launched.failed_groups),
@@ -126,8 +128,9 @@ def render(summary: dict[str, Any]) -> str:
         f"{router['experts']:,} experts ({router['cold_experts']:,} cold, {train['failed_experts']:,} failed) in "
         f"{len(router['areas'])} areas, {summary['expert']['params_per_expert']:,} parameters each, "
         f"{estimator['name']} with {estimator['perturbations']} pairs",
-        f"{train['steps']:,} steps each: {train['seconds']:.1f} s on {train['workers']} workers, "
-        f"{train['cpu_seconds']:.0f} CPU-seconds"
+        f"{train['steps']:,} steps each: "
+        + (f"{train['seconds']:.1f} s on {train['workers']} workers, " if train["seconds"] is not None else "")
+        + f"{train['cpu_seconds']:.0f} CPU-seconds"
         + (f", {train['expert_steps_per_second']:,.0f} expert-steps/s" if train["expert_steps_per_second"] else ""),
         "",
         f"{'held out':<34}{unit:>10}",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,10 @@ from typing import Any
 from omegaconf import DictConfig
 
 from ..experts.bank import Marker
-from ..kernels.errors import UserError
+from .fields import text
 from .plan import Plan
 from .progress import say
 from .rundir import plain
-from .settings import text
 
 _PARAM_LENGTH = 500
 
@@ -29,29 +29,28 @@ def default_uri(run: Path) -> str:
     return f"sqlite:///{run.resolve().parent / 'mlflow.db'}"
 
 
-def check(config: DictConfig) -> None:
-    """UserError for a tracker that does not exist."""
-    if config.tracking.name not in ("mlflow", "none"):
-        raise UserError(f"tracking.name={config.tracking.name}: unknown; known: mlflow, none")
-
-
-def track(run: Path, config: DictConfig, plan: Plan, markers: dict[int, Marker], summary: dict[str, Any]) -> None:
-    """Log a finished run with its groups, its summary and its experts."""
+def track(
+    run: Path, config: DictConfig, plan: Plan, markers: dict[int, Marker], summary: dict[str, Any], began: float
+) -> None:
+    """Log a finished run, begun at a Unix time, with its groups, its summary and its experts."""
     if config.tracking.name == "none":
         return
     try:
-        _track(run, config, plan, markers, summary)
+        _track(run, config, plan, markers, summary, int(began * 1000))
     except Exception as error:
         say(f"tracking: not logged ({' '.join(str(error).split())[:300]}); the run itself is complete")
 
 
-def _track(run: Path, config: DictConfig, plan: Plan, markers: dict[int, Marker], summary: dict[str, Any]) -> None:
-    # the store's migrations are of no interest to whoever trains
-    for name in ("alembic", "mlflow"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+def _track(
+    run: Path, config: DictConfig, plan: Plan, markers: dict[int, Marker], summary: dict[str, Any], began: int
+) -> None:
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     from mlflow.entities import Metric, Param, RunTag
     from mlflow.tracking import MlflowClient
 
+    # the store's migrations are of no interest to whoever trains; importing mlflow sets the level, so this comes after
+    for name in ("alembic", "mlflow"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     uri = text(config, "tracking.uri") or default_uri(run)
     client = MlflowClient(tracking_uri=uri)
     name = text(config, "tracking.experiment") or "colonnade"
@@ -63,7 +62,7 @@ def _track(run: Path, config: DictConfig, plan: Plan, markers: dict[int, Marker]
     else:
         identity = experiment.experiment_id
     now = int(time.time() * 1000)
-    parent = client.create_run(identity, start_time=now, run_name=run.name)
+    parent = client.create_run(identity, start_time=began, run_name=run.name)
     params = [Param(key, str(value)[:_PARAM_LENGTH]) for key, value in flat(plain(config)).items()]
     metrics = [Metric(key, float(value), now, 0) for key, value in flat(summary).items() if _is_metric(value)]
     client.log_batch(parent.info.run_id, metrics=metrics, params=params[:100])
@@ -75,7 +74,7 @@ def _track(run: Path, config: DictConfig, plan: Plan, markers: dict[int, Marker]
             continue
         child = client.create_run(
             identity,
-            start_time=now,
+            start_time=began,
             run_name=f"group-{group.group}",
             tags={"mlflow.parentRunId": parent.info.run_id},
         )

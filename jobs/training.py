@@ -10,16 +10,16 @@ import numpy as np
 from omegaconf import DictConfig
 
 from ..ensemble.layout import Layout
-from ..experts.bank import Bank, Marker, read_marker
+from ..experts.bank import Bank, Marker
 from ..experts.mlp import class_frequencies
 from ..experts.training import TrainSpec, build_spec
-from ..kernels.errors import UserError
 from ..kernels.mlp_resident.contract import Inputs
 from ..router.partition import AreaPartition, open_partition
 from ..router.relay import ArrayRelay, TextRelay, load_relay
 from ..router.sources import TRAIN, ArrayCorpus, Corpus, TextCorpus, load_corpus
 from . import plan as plans
 from . import settings as settings_module
+from .markers import directory_of
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,6 @@ class Training:
         self.directory.mkdir(parents=True, exist_ok=True)
         shapes = {**roles, "b0": roles["b2"]}
         return Bank.create(self.directory, shapes, len(self.plan.groups), self.plan.group_size)
-
-
-def directory_of(run: Path, control: str | None) -> Path:
-    """Where the experts (None) or a control are trained."""
-    return run if control is None else run / "controls" / control
 
 
 def frequencies_of(corpus: Corpus, num_outputs: int) -> np.ndarray:
@@ -108,18 +103,6 @@ def load(run: Path, config: DictConfig, control: str | None = None) -> Training:
     return Training(
         directory_of(run, control), spec, inputs, plans.load(run), partition, settings.train.checkpoint_every
     )
-
-
-def finished_markers(directory: Path, plan: plans.Plan) -> dict[int, Marker]:
-    """Markers of the groups that are done, by group."""
-    found = {}
-    for group in plan.groups:
-        marker = read_marker(directory, group.group)
-        if marker is not None and marker["state"] == "done":
-            if marker["first_expert"] != group.first_expert or marker["num_experts"] != group.num_experts:
-                raise UserError(f"{directory}/groups/{group.group}.json: is of another plan; start a new run directory")
-            found[group.group] = marker
-    return found
 
 
 def layout(training: Training, markers: dict[int, Marker], first_expert: np.ndarray) -> Layout:

@@ -147,7 +147,9 @@ class LocalEngine:
             worker.ready = True
             self._false_starts = 0
         elif news["event"] == "progress":
-            progress.running[news["group"]] = news["experts"]
+            assert group is not None
+            # cold experts go by at once and are no work
+            progress.running[news["group"]] = min(news["experts"], group.busy_experts)
         elif news["event"] == "done":
             assert group is not None
             progress.running.pop(news["group"], None)

@@ -8,6 +8,7 @@ from omegaconf import DictConfig
 
 from .. import rundir, stages
 from .. import settings as settings_module
+from ..markers import CONTROLS
 
 
 def run(config: DictConfig) -> dict[str, Any]:
@@ -16,7 +17,7 @@ def run(config: DictConfig) -> dict[str, Any]:
     config = rundir.merged(run_directory, config, may_change=("ensemble",))
     settings = settings_module.read(config)
     heldout = stages.evaluate(run_directory, config, settings)
-    for control in settings_module.CONTROLS:
+    for control in CONTROLS:
         if stages.has_control(run_directory, control):
             heldout[control] = stages.evaluate_control(run_directory, config, settings, control)["loss"]
     return {"run": str(run_directory), "heldout": {k: None if v != v else v for k, v in heldout.items()}}

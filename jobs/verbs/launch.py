@@ -7,7 +7,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from ...kernels.errors import UserError
-from .. import rundir, stages, status
+from .. import fields, rundir, stages, status
 from .. import settings as settings_module
 
 
@@ -16,10 +16,10 @@ def run(config: DictConfig) -> dict[str, Any]:
     run_directory = rundir.require(config)
     config = rundir.merged(run_directory, config)
     settings = settings_module.read(config)
-    resume = settings_module.number(config, "resume", bool)
+    resume = fields.number(config, "resume", bool)
     with rundir.locked(run_directory):
         rundir.record(run_directory, config, "launch")
-        training, launched, seconds = stages.launch(run_directory, config, settings, None, resume)
+        _, launched, seconds = stages.launch(run_directory, config, settings, None, resume)
         for control in settings.controls:
             stages.launch(run_directory, config, settings, control, resume)
         if launched.failed_groups:
@@ -27,7 +27,7 @@ def run(config: DictConfig) -> dict[str, Any]:
                 f"run={run_directory}: {len(launched.failed_groups)} group(s) were given up; see "
                 f"{run_directory / 'logs'}, then try them again with resume=true"
             )
-        counts = status.collect(run_directory, training.directory)[0]["experts"]
+        counts = status.collect(run_directory)[0]["experts"]
     return {"run": str(run_directory), "experts": counts, "seconds": seconds}
 
 

@@ -11,7 +11,7 @@ from ...kernels.errors import UserError
 from .. import plan as plans
 from .. import rundir, stages
 from .. import settings as settings_module
-from ..training import finished_markers
+from ..markers import finished_markers
 
 
 def run(config: DictConfig) -> dict[str, Any]:

@@ -12,8 +12,7 @@ from omegaconf import DictConfig
 
 from ...ensemble import model as models
 from ...kernels.errors import UserError
-from .. import rundir
-from .. import settings as settings_module
+from .. import fields, rundir
 
 _MOST_SAMPLED = 100_000
 
@@ -21,9 +20,9 @@ _MOST_SAMPLED = 100_000
 def run(config: DictConfig) -> dict[str, Any]:
     """Bits of a file's bytes, classes of a matrix's rows, or a text continued."""
     run_directory = rundir.require(config)
-    file = settings_module.text(config, "input")
-    prompt = settings_module.text(config, "prompt")
-    count = settings_module.number(config, "sample", int)
+    file = fields.text(config, "input")
+    prompt = fields.text(config, "prompt")
+    count = fields.number(config, "sample", int)
     if not 0 <= count <= _MOST_SAMPLED:
         raise UserError(f"sample={count}: must be between 0 and {_MOST_SAMPLED:,} bytes")
     if file is None and prompt is None and not count:
@@ -34,13 +33,13 @@ def run(config: DictConfig) -> dict[str, Any]:
         raise UserError("input and prompt: give one of them; input=FILE scores, prompt=... sample=200 continues")
     if prompt is not None and not count:
         raise UserError("sample: not given; say how many bytes to add to the prompt, as in sample=200")
-    seed = settings_module.number(config, "seed", int)
+    seed = fields.number(config, "seed", int)
     if not 0 <= seed < 1 << 64:
         raise UserError(f"seed={seed}: must be between 0 and 2**64 - 1")
     model = models.load(run_directory)
     if file is None:
         start = os.fsencode(prompt or "")
-        temperature = settings_module.number(config, "temperature", float)
+        temperature = fields.number(config, "temperature", float)
         added = model.sample(start, count, seed, temperature)
         return {"prompt": prompt or "", "text": added.decode("utf-8", "replace"), "items": count}
     path = Path(file).expanduser()

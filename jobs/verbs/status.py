@@ -9,8 +9,8 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig
 
 from ...kernels.errors import UserError
-from .. import rundir, status
-from .. import settings as settings_module
+from .. import fields, rundir, status
+from ..markers import CONTROLS, directory_of
 
 _WATCH_SECONDS = 2.0
 
@@ -19,14 +19,20 @@ def run(config: DictConfig) -> dict[str, Any]:
     """Counts, groups, and the experts asked for."""
     run_directory = rundir.require(config)
     experts = _experts(config)
-    state = settings_module.text(config, "state")
-    watch = settings_module.number(config, "watch", bool)
+    state = fields.text(config, "state")
+    watch = fields.number(config, "watch", bool)
     while True:
-        found, columns = status.collect(run_directory, run_directory)
+        found, columns = status.collect(run_directory)
+        found["controls"] = {
+            control: status.collect(run_directory, control)[0]
+            for control in CONTROLS
+            if directory_of(run_directory, control).is_dir()
+        }
         result: dict[str, Any] = {"run": str(run_directory), **found}
         if experts is not None or state is not None:
             result["selected"] = status.select(columns, experts, state)
-        if not watch or not (found["experts"]["running"] or found["experts"]["pending"]):
+        if not watch or all(state["experts"]["pending"] + state["experts"]["running"] == 0
+                            for state in (found, *found["controls"].values())):  # fmt: skip
             return result
         print(render(result), file=sys.stderr)
         time.sleep(_WATCH_SECONDS)
@@ -47,10 +53,14 @@ def render(result: dict[str, Any]) -> str:
     counts = ", ".join(f"{count:,} {state}" for state, count in result["experts"].items() if count)
     done = sum(group["state"] == "done" for group in result["groups"])
     lines = [f"experts: {counts or 'none'}", f"groups: {done:,} of {len(result['groups']):,} committed"]
-    progress = result["progress"]
-    if progress and progress["eta_seconds"] is not None:
-        rate = progress["expert_steps_per_second"]
-        lines.append(f"under way: {rate:,.0f} expert-steps/s, {progress['eta_seconds']:.0f} s left")
+    for name, control in result["controls"].items():
+        committed = sum(group["state"] == "done" for group in control["groups"])
+        lines.append(f"{name}: {committed:,} of {len(control['groups']):,} groups committed")
+    for state in (result, *result["controls"].values()):
+        progress = state["progress"]
+        if progress and progress["eta_seconds"] is not None:
+            rate = progress["expert_steps_per_second"]
+            lines.append(f"under way: {rate:,.0f} expert-steps/s, {progress['eta_seconds']:.0f} s left")
     for row in result.get("selected", []):
         loss = "" if row["loss_last_nats"] is None else f"  loss {row['loss_last_nats']:.3f} nats"
         size = "" if row["size"] is None else f"  {row['size']:,} inputs"

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from ...kernels.errors import UserError
 from ...kernels.files import write_json_atomic
 from ...router.sources import CALIBRATION, HELDOUT, Corpus, load_corpus
-from .. import rundir, stages, tracking
+from .. import fields, rundir, stages, tracking
 from .. import settings as settings_module
 from .. import summary as summaries
 from ..progress import say
@@ -21,7 +21,7 @@ from ..slices import cpu_slices
 def run(config: DictConfig) -> dict[str, Any]:
     """Partition, plan, launch, aggregate, evaluate; summary.json."""
     began = time.time()
-    if settings_module.number(config, "resume", bool):
+    if fields.number(config, "resume", bool):
         return _resume(config, began)
     settings = settings_module.read(config)
     # a mistake in the data is found before anything is written
@@ -37,12 +37,14 @@ def run(config: DictConfig) -> dict[str, Any]:
 
 
 def _resume(config: DictConfig, began: float) -> dict[str, Any]:
-    run_directory = rundir.name_of(config)
-    if rundir.is_multirun() and not rundir.is_run(run_directory):
-        # the sweep was interrupted before this job's turn
-        config.resume = False
-        return run(config)
-    rundir.existing(run_directory)
+    if rundir.is_multirun():
+        run_directory = rundir.name_of(config)
+        if not rundir.is_run(run_directory):
+            # the sweep was interrupted before this job's turn
+            config.resume = False
+            return run(config)
+    else:
+        run_directory = rundir.require(config)
     config = rundir.merged(run_directory, config)
     settings = settings_module.read(config)
     with rundir.locked(run_directory):
@@ -74,7 +76,7 @@ def _train(
     controls = {
         control: stages.evaluate_control(run_directory, config, settings, control) for control in settings.controls
     }
-    baselines = stages.baselines(run_directory) if settings_module.number(config, "baselines", bool) else {}
+    baselines = stages.baselines(run_directory) if fields.number(config, "baselines", bool) else {}
     router = rundir.read_json(run_directory / "router" / "router.json", "start a new run")["areas"]
     summary = summaries.build(
         preset=rundir.load_facts(run_directory)["preset"],
@@ -97,7 +99,7 @@ def _train(
     )
     summary["seconds_total"] = time.time() - began
     write_json_atomic(run_directory / "summary.json", summary)
-    tracking.track(run_directory, config, training.plan, markers, summary)
+    tracking.track(run_directory, config, training.plan, markers, summary, began)
     if launched.failed_groups:
         raise UserError(
             f"run={run_directory}: {len(launched.failed_groups)} group(s) were given up, their experts are left out; "

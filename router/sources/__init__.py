@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from ...kernels.errors import UserError
 from . import arrays, digits, stdlib, text
 from .corpus import CALIBRATION, HELDOUT, PAD, TRAIN, ArrayCorpus, Corpus, TextCorpus, load_corpus
-from .splits import fraction, split_documents
-
-# a salt of its own: which documents are used says nothing of how they are split
-_THINNING_SALT = -1
+from .splits import split_documents
 
 SOURCES = ("stdlib", "text", "digits", "arrays")
 
@@ -38,7 +35,7 @@ class SourceConfig:
         name: one of `SOURCES`.
         path: file, folder or glob (text), .npz file (arrays).
         split_seed: salts the hashes that assign splits.
-        fraction: share of a text's documents (of whole files) to use, chosen by hashes of their names.
+        fraction: share of a text's documents to use, chosen by hashes of their names.
     """
 
     name: str = "stdlib"
@@ -54,9 +51,8 @@ def load_source(config: SourceConfig) -> Corpus:
     if config.name in ("stdlib", "text"):
         is_stdlib = config.name == "stdlib"
         documents = stdlib.read_documents() if is_stdlib else text.read_documents(config.path)
-        kept = [entry for entry in documents if fraction(entry[0], _THINNING_SALT) < config.fraction]
         name = "stdlib" if is_stdlib else f"source.path={config.path}"
-        return split_documents(name, kept, config.split_seed)
+        return split_documents(name, documents, config.split_seed, config.fraction)
     if config.fraction != 1:
         raise UserError(f"source.fraction={config.fraction}: only texts can be thinned; leave it at 1 for arrays")
     if config.name == "digits":

@@ -80,17 +80,29 @@ def cluster_near_copies(contents: list[bytes]) -> list[int]:
     return [root(i) for i in range(len(contents))]
 
 
-def split_documents(name: str, documents: list[tuple[str, bytes]], seed: int) -> TextCorpus:
+def thin(documents: list[tuple[str, bytes]], share: float) -> list[tuple[str, bytes]]:
+    """About `share` of the documents, by hashes of their names; of a few, no fewer than 60."""
+    if share >= 1:
+        return documents
+    # a salt of its own: which documents are used says nothing of how they are split
+    ranked = sorted((fraction(title, -1), place) for place, (title, _) in enumerate(documents))
+    kept = {place for rank, (value, place) in enumerate(ranked) if value < share or rank < _WANTED_BLOCKS}
+    return [entry for place, entry in enumerate(documents) if place in kept]
+
+
+def split_documents(name: str, documents: list[tuple[str, bytes]], seed: int, share: float = 1.0) -> TextCorpus:
     """A corpus of (name, content) documents in splits.
 
     With at least 50 documents each goes whole; near copies share the smallest fraction among them. Fewer are cut
-    into blocks of 64 KiB (less, down to 1 KiB, where that gives fewer than 60 blocks), each a document.
+    into blocks of 64 KiB (less, down to 1 KiB, where that gives fewer than 60 blocks), each a document. `share` uses
+    a part of the documents only, see `thin`.
 
     Raises:
         UserError: fewer than three blocks.
     """
     documents = sorted((title, content) for title, content in documents if content)
     if len(documents) >= MIN_DOCUMENTS:
+        documents = thin(documents, share)
         own = np.array([fraction(title, seed) for title, _ in documents])
         clusters = np.array(cluster_near_copies([content for _, content in documents]))
         smallest = np.full(len(documents), np.inf)
@@ -104,6 +116,7 @@ def split_documents(name: str, documents: list[tuple[str, bytes]], seed: int) ->
             for title, content in documents
             for start in range(0, len(content), size)
         ]
+        documents = thin(documents, share)
         fractions = np.array([fraction(title, seed) for title, _ in documents])
     if len(documents) < 3:
         total = sum(len(content) for _, content in documents)

@@ -132,8 +132,16 @@ def test_the_standard_library_is_there_without_tests():
     assert not any("site-packages" in name or "/test/" in f"/{name}" for name in corpus.doc_names)
     thin = load_source(SourceConfig("stdlib", fraction=0.1))
     assert set(thin.doc_names) < set(corpus.doc_names)
+    assert 0.05 < len(thin.doc_names) / len(corpus.doc_names) < 0.15
     whole = split_of(corpus)
     assert sum(whole[name] != split for name, split in split_of(thin).items()) < 5
+
+
+def test_a_thinned_small_text_is_still_there(tmp_path):
+    (tmp_path / "one").write_bytes(b"abcdefgh" * 600)
+    whole = load_source(SourceConfig("text", str(tmp_path / "one")))
+    thin = load_source(SourceConfig("text", str(tmp_path / "one"), fraction=0.1))
+    assert thin.digest == whole.digest
 
 
 def test_round_trip_and_damage(tmp_path):
