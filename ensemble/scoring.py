@@ -60,13 +60,14 @@ def score(
         untrained: also give what the count biases alone say.
     """
     shape = layout.shape
-    along = targets is not None and shape.head == HEAD_TREE
+    path_targets = targets if shape.head == HEAD_TREE else None
+    along = path_targets is not None
     columns = shape.tree_depth if along else shape.num_rows
     usable = layout.usable()
     trained = np.zeros((len(positions), layout.num_areas, columns), np.float32)
     before = np.zeros_like(trained) if untrained else None
     present = usable[assigned]
-    rows = path_rows(targets, shape.tree_depth) if along else None
+    rows = path_rows(path_targets, shape.tree_depth) if path_targets is not None else np.arange(shape.num_rows)[None]
 
     with ThreadPoolExecutor(_THREADS) as pool:
         for area in range(layout.num_areas):
@@ -78,8 +79,8 @@ def score(
             order = np.argsort(local, kind="stable")
 
             def run(part: np.ndarray, local=local, packed=packed, area=area) -> None:
-                if along:
-                    out = path_logits(shape, inputs, positions[part], local[part], targets[part], packed)
+                if path_targets is not None:
+                    out = path_logits(shape, inputs, positions[part], local[part], path_targets[part], packed)
                 else:
                     out = row_logits(shape, inputs, positions[part], local[part], packed)
                 trained[part, area] = out
@@ -87,5 +88,5 @@ def score(
             list(pool.map(run, np.array_split(order, _THREADS)))
             if before is not None:
                 held = local >= 0
-                before[held, area] = biases[local[held][:, None], rows[held]] if along else biases[local[held]]
+                before[held, area] = biases[local[held][:, None], rows[held] if along else rows]
     return Opinions(trained, before, present)

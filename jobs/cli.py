@@ -94,7 +94,7 @@ def _trouble_with_files(error: BaseException | None) -> str | None:
         if isinstance(error, OSError):
             if error.errno in _DISK_ERRORS:
                 where = error.filename or "writing"
-                return f"{where}: {_DISK_ERRORS[error.errno]}; make room, then go on with resume=true"
+                return f"{where}: {_DISK_ERRORS[error.errno]}; make room, then start again, or go on with resume=true"
             if isinstance(error, PermissionError):
                 where = error.filename or "a file"
                 return f"{where}: permission denied; choose another place or mend its rights"
@@ -149,6 +149,10 @@ def _run(verb: str, tokens: list[str]) -> None:
         hydra.main(version_base="1.3", config_path="pkg://colonnade.conf", config_name="config")(task)()
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(arguments.explain(error, _known_fields())) from None
+    # a bug goes before mistakes; of several mistakes in a sweep, each gets its line
+    errors.sort(key=lambda error: isinstance(error, UserError))
+    for error in errors[1:]:
+        _complain(str(error))
     if errors:
         raise errors[0]
 

@@ -149,7 +149,14 @@ def store(run: Path, config: DictConfig) -> None:
         hydra = HydraConfig.get()
         write_bytes_atomic(folder / "overrides.yaml", OmegaConf.to_yaml(hydra.overrides.task).encode())
         write_bytes_atomic(folder / "config.yaml", yaml.safe_dump(plain(config), sort_keys=False).encode())
-        write_bytes_atomic(folder / "hydra.yaml", OmegaConf.to_yaml(OmegaConf.masked_copy(hydra, list(hydra))).encode())
+        write_bytes_atomic(folder / "hydra.yaml", OmegaConf.to_yaml(OmegaConf.structured(hydra)).encode())
+
+
+def stored_config(facts: dict[str, Any]) -> DictConfig:
+    """The config that a run was made with, of `load_facts`."""
+    found = OmegaConf.create(escaped(facts["config"]))
+    assert isinstance(found, DictConfig)
+    return found
 
 
 def store_digests(run: Path, digests: dict[str, str]) -> None:
@@ -222,7 +229,7 @@ def merged(run: Path, config: DictConfig, may_change: tuple[str, ...] = ()) -> D
         UserError: an override that would change what the run is.
     """
     facts = load_facts(run)
-    stored = OmegaConf.create(escaped(facts["config"]))
+    stored = stored_config(facts)
     OmegaConf.set_struct(stored, True)
     for field, value in asked_for(config):
         top = field.split(".")[0]

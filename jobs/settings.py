@@ -237,6 +237,7 @@ def _share_out(config: DictConfig, areas: int) -> list[int]:
                 "areas; give one of them and set the other to null"
             )
         return [each] * areas
+    assert total is not None
     if total < areas:
         raise UserError(f"router.experts={total}: fewer than the {areas} areas; give each area at least one")
     return [total // areas + (place < total % areas) for place in range(areas)]

@@ -194,9 +194,11 @@ def evaluate(
     if settings.pool != mixing.pool or settings.top_k is not None:
         mixing = mix.fit(settings.head, settings.pool, calibration.trained, calibration.targets, settings.top_k)
     if isinstance(corpus, TextCorpus):
-        found = evaluation.evaluate_text(corpus, heldout, calibration, mixing, settings.train.seed)
+        found: dict[str, Any] = dict(
+            evaluation.evaluate_text(corpus, heldout, calibration, mixing, settings.train.seed)
+        )
     else:
-        found = evaluation.evaluate_arrays(heldout, calibration, mixing)
+        found = dict(evaluation.evaluate_arrays(heldout, calibration, mixing))
     found["pool"] = mixing.pool
     return found
 

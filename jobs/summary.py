@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def build(
     train_seconds: float,
     workers: int,
     heldout: dict[str, Any],
-    baselines: dict[str, float],
+    baselines: Mapping[str, float | None],
     controls: dict[str, dict[str, Any]],
 ) -> dict[str, Any]:
     """summary.json without `seconds_total`."""

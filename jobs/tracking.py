@@ -45,6 +45,9 @@ def _track(
     run: Path, config: DictConfig, plan: Plan, markers: dict[int, Marker], summary: dict[str, Any], began: int
 ) -> None:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    # a server that is not there is given up within seconds, not after minutes
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     from mlflow.entities import Metric, Param, RunTag
     from mlflow.tracking import MlflowClient
 

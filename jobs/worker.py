@@ -63,15 +63,13 @@ def main() -> None:
     orders: queue.Queue[int] = queue.Queue()
     threading.Thread(target=_listen, args=(orders,), daemon=True).start()
 
-    from omegaconf import OmegaConf
-
     from ..experts.commit import train_and_commit
     from ..experts.training import warm_up
     from . import rundir
     from .training import load
 
     facts = rundir.load_facts(options.run)
-    training = load(options.run, OmegaConf.create(rundir.escaped(facts["config"])), options.control)
+    training = load(options.run, rundir.stored_config(facts), options.control)
     bank = training.create_bank()
     warm_up(training.spec, training.inputs)
     _say("ready")

@@ -29,7 +29,7 @@ def cache_directory() -> Path:
 
 
 if "NUMBA_CACHE_DIR" not in os.environ:
-    numba.config.CACHE_DIR = str(cache_directory())
+    numba.config.CACHE_DIR = str(cache_directory())  # pyright: ignore
 
 jit = numba.njit(nogil=True, cache=True)
 jit_inline = numba.njit(inline="always")

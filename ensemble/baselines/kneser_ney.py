@@ -54,16 +54,13 @@ class KneserNey:
         self._top: dict[int, _Order] = {}
         self._lower: dict[int, _Order] = {}
         highest = max(orders)
-        grams: np.ndarray | None = None
-        for order in range(highest, 0, -1):
-            if order in orders:
-                own, counts = distinct(of_order(keys, order))
-                self._top[order] = _order(GramTable.build(own, counts))
-            if grams is not None:
-                # how many different bytes were seen before a gram: the distinct grams one longer that end in it
-                own, continuations = distinct(of_order(grams, order))
-                self._lower[order] = _order(GramTable.build(own, continuations))
-            grams = own
+        for order in orders:
+            self._top[order] = _order(GramTable.build(*distinct(of_order(keys, order))))
+        grams = self._top[highest].table.keys
+        for order in range(highest - 1, 0, -1):
+            # how many different bytes were seen before a gram: the distinct grams one longer that end in it
+            grams, continuations = distinct(of_order(grams, order))
+            self._lower[order] = _order(GramTable.build(grams, continuations))
 
     def probabilities(self, data: np.ndarray, positions: np.ndarray) -> dict[int, np.ndarray]:
         """Probability of the byte at each position under the model of each order, float64 [n]."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
+
 from . import arrays
 from .corpus import ArrayCorpus
 
@@ -13,4 +15,4 @@ def read(seed: int) -> ArrayCorpus:
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
-    return dataclasses.replace(arrays.build("digits", x, y, None, seed), name="digits")
+    return dataclasses.replace(arrays.build("digits", np.asarray(x), np.asarray(y), None, seed), name="digits")

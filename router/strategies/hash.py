@@ -196,6 +196,7 @@ class HashArea:
         chosen, further = _lags(self.config)
         positions = np.ascontiguousarray(positions, np.int64)
         out = np.empty(len(positions), np.int32)
+        table_keys, table_values = self._table  # type: ignore[attr-defined]
         _assign(
             data,
             positions,
@@ -203,7 +204,8 @@ class HashArea:
             further,
             self.config.word,
             _IS_WORD,
-            *self._table,  # type: ignore[attr-defined]
+            table_keys,
+            table_values,
             self.config.experts,
             out,
         )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -61,9 +62,11 @@ class CommandLine:
 
 def write_corpus(folder: Path) -> None:
     (folder / "corpus").mkdir()
-    words = ["alpha", "beta", "gamma", "delta", "(x, y)", "return", "\n"]
+    words = ["alpha", "beta", "gamma", "delta", "(x, y)", "return", "\n", "if not", "self.", "0.5"]
     for number in range(60):
-        text = " ".join(words[(number * 7 + i * i) % len(words)] for i in range(400 + number))
+        # nearly the same text in every file would be one cluster of near copies
+        chosen = random.Random(number).choices(words, k=400 + number)
+        text = " ".join(chosen)
         (folder / "corpus" / f"{number:02d}.txt").write_text(text)
 
 
@@ -93,10 +96,21 @@ def copy(trained, tmp_path):
     return CommandLine(tmp_path)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def small():
     """Overrides of a run of seconds."""
     return SMALL
+
+
+@pytest.fixture(scope="session")
+def command_line():
+    """Makes a command line in a folder, with a corpus in it."""
+
+    def make(folder):
+        write_corpus(folder)
+        return CommandLine(folder)
+
+    return make
 
 
 # long enough to be hit in the middle, short enough to wait for
