@@ -65,7 +65,7 @@ def write_corpus(folder: Path) -> None:
     words = ["alpha", "beta", "gamma", "delta", "(x, y)", "return", "\n", "if not", "self.", "0.5"]
     for number in range(60):
         # nearly the same text in every file would be one cluster of near copies
-        chosen = random.Random(number).choices(words, k=400 + number)
+        chosen = random.Random(number).choices(words, k=150 + number)
         text = " ".join(chosen)
         (folder / "corpus" / f"{number:02d}.txt").write_text(text)
 
