@@ -125,48 +125,6 @@ def test_interrupted_once_then_resumed(peace, every):
         assert (run / "groups" / f"{group}.json").stat().st_mtime_ns == before, "what was committed is not done again"
 
 
-def test_interrupted_twice_ends_at_once(peace):
-    cli, long, _ = peace
-    process = cli.start("train", *long, "run=twice")
-    run = cli.folder / "twice"
-    while not children(process.pid):
-        assert process.poll() is None
-        time.sleep(0.02)
-    workers = children(process.pid)
-    process.send_signal(signal.SIGINT)
-    time.sleep(0.02)
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
-    assert process.returncode == 130, err
-    assert "Traceback" not in err
-    time.sleep(0.2)
-    assert not [pid for pid in workers if _alive(pid)]
-    committed(run)
-
-
-def test_a_second_launcher_is_refused_and_status_works_meanwhile(peace):
-    cli, long, expected = peace
-    process = cli.start("train", *long, "run=busy")
-    run = cli.folder / "busy"
-    try:
-        while not list(run.glob("groups/*.json")):
-            assert process.poll() is None
-            time.sleep(0.05)
-        for verb, extra in (("launch", ()), ("train", ("resume=true",)), ("aggregate", ())):
-            refused = cli(verb, "run=busy", *extra)
-            if process.poll() is None:
-                assert refused.code == 2
-                assert f"in use by process {process.pid}" in refused.last
-        if process.poll() is None:
-            counts = cli("status", "run=busy", "output=json").json()["experts"]
-            assert sum(counts.values()) == 48
-        assert process.wait(120) == 0
-    finally:
-        process.kill()
-    assert_same(weights(run), expected)
-
-
 def test_a_full_disk_ends_in_one_line_and_resumes(peace, tmp_path_factory):
     cli, long, expected = peace
     # a small disk of its own, as far as the rights here go
