@@ -103,7 +103,8 @@ def test_compiled_loop_matches_the_reference(kind, head, estimator, directions, 
     noise = 2**-23 * max(expected.curve.max(), 1) / smallest
     tolerance = 4 * 0.1 * noise * (1 / 1e-3 if optimizer == c.ADAM else 4)
     assert np.abs(got.packed - expected.packed).max() < tolerance
-    np.testing.assert_allclose(got.curve, expected.curve, rtol=1e-5, atol=1e-5)
+    # weights that differ by so much have losses that do
+    np.testing.assert_allclose(got.curve, expected.curve, rtol=3e-5, atol=max(3e-5, tolerance))
     np.testing.assert_array_equal(got.dropped, 0)
     np.testing.assert_array_equal(got.status, 0)
     shape, weights = problem[0], problem[-1]
