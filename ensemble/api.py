@@ -21,17 +21,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..experts.config import EstimatorConfig, ExpertConfig, OptimizerConfig, TrainConfig
-from ..experts.mlp import class_frequencies
 from ..experts.training import TrainSpec, build_spec, train_group, warm_up
 from ..kernels.errors import UserError
-from ..kernels.mlp_resident.contract import Inputs
 from ..router import partition as partitions
-from ..router.relay import ArrayRelay, Relay, TextRelay, fit_array_relay, fit_text_relay
+from ..router.relay import Relay, fit_array_relay, fit_text_relay
 from ..router.router import Router, RouterConfig
-from ..router.sources import CALIBRATION, TRAIN, ArrayCorpus, Corpus, TextCorpus, arrays, split_documents
+from ..router.sources import CALIBRATION, TRAIN, ArrayCorpus, Corpus, arrays, split_documents
 from ..router.strategies import AreaConfig
 from . import mixing as mix
 from .evaluation import gather
+from .inputs import training_frequencies, training_inputs
 from .layout import Layout
 from .model import EnsembleModel
 
@@ -54,9 +53,9 @@ class MemoryBank:
     def __init__(self, groups: dict[int, dict[str, np.ndarray]]) -> None:
         self._groups = groups
 
-    def read_group(self, group: int, count: int) -> dict[str, np.ndarray]:
-        """Weights by role of the first `count` experts of a group."""
-        return {role: values[:count] for role, values in self._groups[group].items()}
+    def read_experts(self, group: int, places: np.ndarray) -> dict[str, np.ndarray]:
+        """Weights by role of the experts at `places` of a group."""
+        return {role: values[places] for role, values in self._groups[group].items()}
 
 
 def fit_ensemble(
@@ -106,15 +105,6 @@ def fit_ensemble(
     calibration = gather(without, corpus, (CALIBRATION,), untrained=False)[CALIBRATION]
     mixing = mix.fit(head, pool, calibration.trained, calibration.targets)
     return EnsembleModel(relay, router, layout, bank, mixing, spec.frequencies), columns
-
-
-def training_inputs(corpus: Corpus, relay: Relay) -> Inputs:
-    """A corpus as the resident loops see it."""
-    if isinstance(corpus, TextCorpus):
-        assert isinstance(relay, TextRelay)
-        return Inputs(text=corpus.data, embedding=relay.embedding, context=relay.context)
-    assert isinstance(relay, ArrayRelay)
-    return Inputs(x=relay.transform(corpus.x), y=corpus.y.astype(np.int32))
 
 
 def _fitted(model: EnsembleModel | None) -> EnsembleModel:
@@ -179,7 +169,7 @@ class ByteModel:
             self.optimizer,
             TrainConfig(steps=self.steps, batch=self.batch, seed=self.seed),
             relay.num_features,
-            class_frequencies(corpus.data[corpus.positions(TRAIN)], 256),
+            training_frequencies(corpus),
         )
         self.model_, _ = fit_ensemble(corpus, relay, areas, spec, "logistic", self.expert.head, self.threads)
         return self
@@ -250,14 +240,13 @@ class ArrayClassifier:
             tuple(AreaConfig(f"area{a}", "kmeans", self.experts_per_area, seed=a) for a in range(self.areas))
         )
         expert = ExpertConfig(head="softmax", hidden=self.hidden, num_outputs=corpus.num_classes)
-        frequencies = class_frequencies(corpus.y[corpus.positions(TRAIN)], corpus.num_classes)
         spec = build_spec(
             expert,
             self.estimator,
             self.optimizer,
             TrainConfig(steps=self.steps, batch=self.batch, seed=self.seed),
             relay.num_features,
-            frequencies,
+            training_frequencies(corpus),
         )
         self.model_, _ = fit_ensemble(corpus, relay, areas, spec, "log", "softmax", self.threads)
         return self

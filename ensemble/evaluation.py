@@ -63,25 +63,16 @@ def evaluate_text(
         fitted to them); mean_logits (plain mean); best_area (chosen on calibration) and areas; oracle (the best
         area for every byte, known afterwards: a bound for choosing one area, not a model); bytes.
     """
-    assert heldout.untrained is not None
-    assert calibration.untrained is not None
     bits = mix.losses(mixing, heldout.trained, heldout.targets) / LOG2
     novel = novel_mask(corpus, heldout.positions)
-    before = mix.fit(mixing.head, mixing.pool, calibration.untrained, calibration.targets)
-    plain = mix.fit(mixing.head, "mean_logits", calibration.trained, calibration.targets)
-    alone = mix.area_losses(mixing.head, heldout.trained, heldout.targets) / LOG2
-    chosen = int(mix.area_losses(mixing.head, calibration.trained, calibration.targets).mean(0).argmin())
+    rows, _ = _rows(heldout, calibration, mixing, LOG2)
     return {
         "bits_per_byte": float(bits.mean()),
         "interval": list(document_interval(bits, corpus.doc_of(heldout.positions), seed)),
         "novel_bits_per_byte": float(bits[novel].mean()) if novel.any() else float("nan"),
         "novel_bytes": int(novel.sum()),
         "bytes": len(bits),
-        "untrained": float(mix.losses(before, heldout.untrained, heldout.targets).mean() / LOG2),
-        "mean_logits": float(mix.losses(plain, heldout.trained, heldout.targets).mean() / LOG2),
-        "best_area": float(alone[:, chosen].mean()),
-        "areas": [float(value) for value in alone.mean(0)],
-        "oracle": float(alone.min(1).mean()),
+        **rows,
     }
 
 
@@ -89,28 +80,39 @@ def evaluate_arrays(
     heldout: SplitOpinions, calibration: SplitOpinions, mixing: mix.Mixing
 ) -> dict[str, float | list[float] | int]:
     """Held-out figures of rows with classes: nll_nats, accuracy, and the same rows as `evaluate_text` in nats."""
-    assert heldout.untrained is not None
-    assert calibration.untrained is not None
     targets = heldout.targets
-    before = mix.fit(mixing.head, mixing.pool, calibration.untrained, calibration.targets)
-    plain = mix.fit(mixing.head, "mean_logits", calibration.trained, calibration.targets)
-    alone = mix.area_losses(mixing.head, heldout.trained, targets)
-    chosen = int(mix.area_losses(mixing.head, calibration.trained, calibration.targets).mean(0).argmin())
+    rows, before = _rows(heldout, calibration, mixing, 1.0)
     result: dict[str, float | list[float] | int] = {
         "nll_nats": float(mix.losses(mixing, heldout.trained, targets).mean()),
         "examples": len(targets),
-        "untrained": float(mix.losses(before, heldout.untrained, targets).mean()),
-        "mean_logits": float(mix.losses(plain, heldout.trained, targets).mean()),
+        **rows,
+    }
+    if mixing.head == "softmax":
+        assert heldout.untrained is not None
+        pool = SOFTMAX_POOLS[mixing.pool]
+        result["accuracy"] = accuracy(pool.log_proba(heldout.trained, mixing.weights), targets)
+        result["untrained_accuracy"] = accuracy(pool.log_proba(heldout.untrained, before.weights), targets)
+    return result
+
+
+def _rows(
+    heldout: SplitOpinions, calibration: SplitOpinions, mixing: mix.Mixing, nats_per_unit: float
+) -> tuple[dict[str, float | list[float]], mix.Mixing]:
+    """What puts a mixed loss in its place, and the mixing fitted to the untrained experts."""
+    assert heldout.untrained is not None
+    assert calibration.untrained is not None
+    before = mix.fit(mixing.head, mixing.pool, calibration.untrained, calibration.targets)
+    plain = mix.fit(mixing.head, "mean_logits", calibration.trained, calibration.targets)
+    alone = mix.area_losses(mixing.head, heldout.trained, heldout.targets) / nats_per_unit
+    chosen = int(mix.area_losses(mixing.head, calibration.trained, calibration.targets).mean(0).argmin())
+    rows: dict[str, float | list[float]] = {
+        "untrained": float(mix.losses(before, heldout.untrained, heldout.targets).mean() / nats_per_unit),
+        "mean_logits": float(mix.losses(plain, heldout.trained, heldout.targets).mean() / nats_per_unit),
         "best_area": float(alone[:, chosen].mean()),
         "areas": [float(value) for value in alone.mean(0)],
         "oracle": float(alone.min(1).mean()),
     }
-    if mixing.head == "softmax":
-        pool = SOFTMAX_POOLS[mixing.pool]
-        result["accuracy"] = accuracy(pool.log_proba(heldout.trained, mixing.weights), targets)
-        untrained = SOFTMAX_POOLS[before.pool].log_proba(heldout.untrained, before.weights)
-        result["untrained_accuracy"] = accuracy(untrained, targets)
-    return result
+    return rows, before
 
 
 def accuracy(scores: np.ndarray, targets: np.ndarray) -> float:

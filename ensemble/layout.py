@@ -14,8 +14,8 @@ from ..kernels.mlp_resident.contract import MlpShape
 class WeightReader(Protocol):
     """What an ensemble asks of a bank."""
 
-    def read_group(self, group: int, count: int) -> dict[str, np.ndarray]:
-        """Weights by role of the first `count` experts of a group."""
+    def read_experts(self, group: int, places: np.ndarray) -> dict[str, np.ndarray]:
+        """Weights by role of the experts at `places` of a group."""
         ...
 
 
@@ -55,22 +55,29 @@ class Layout:
         usable[list(self.unusable)] = False
         return usable
 
-    def area_weights(self, bank: WeightReader, area: int, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(packed float32 [E_a, T], b0 float32 [E_a, R]) of an area; groups without a wanted expert stay zero.
+    def area_weights(
+        self, bank: WeightReader, area: int, wanted: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(packed float32 [W, T], b0 float32 [W, R], rows int64 [E_a]) of the W wanted experts of an area.
 
         Args:
             bank: the trained weights.
             area: its number.
-            wanted: bool [E_a].
+            wanted: bool [E_a]; `rows` is where each of them stands in the others, -1 for the rest.
         """
-        experts = len(wanted)
-        packed = np.zeros((experts, self.shape.packed_size), np.float32)
-        biases = np.zeros((experts, self.shape.num_rows), np.float32)
-        first = 0
-        for group, count in self.groups(area):
-            if wanted[first : first + count].any():
-                weights = bank.read_group(group, count)
-                biases[first : first + count] = weights.pop("b0")
-                packed[first : first + count] = self.shape.pack(weights)
-            first += count
-        return packed, biases
+        count = int(wanted.sum())
+        packed = np.zeros((count, self.shape.packed_size), np.float32)
+        biases = np.zeros((count, self.shape.num_rows), np.float32)
+        rows = np.full(len(wanted), -1, np.int64)
+        rows[wanted] = np.arange(count)
+        first = filled = 0
+        for group, size in self.groups(area):
+            places = np.flatnonzero(wanted[first : first + size])
+            if len(places):
+                weights = bank.read_experts(group, places)
+                part = slice(filled, filled + len(places))
+                biases[part] = weights.pop("b0")
+                packed[part] = self.shape.pack(weights)
+                filled += len(places)
+            first += size
+        return packed, biases, rows

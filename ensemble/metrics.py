@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..kernels.mlp_resident.contract import tree_signs
 from ..kernels.philox import reference as philox
 
 LOG2 = float(np.log(2))
@@ -11,8 +12,7 @@ LOG2 = float(np.log(2))
 
 def path_signs(targets: np.ndarray, depth: int) -> np.ndarray:
     """float32 [n, K]: +1 where the branch to the target at that depth is bit 1, else -1."""
-    bits = (np.asarray(targets, np.int64)[:, None] >> (depth - 1 - np.arange(depth))) & 1
-    return (2 * bits - 1).astype(np.float32)
+    return tree_signs(targets, depth).astype(np.float32)
 
 
 def tree_nats(logits: np.ndarray, signs: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ from ..experts.bank import Bank
 from ..experts.mlp import count_biases
 from ..kernels.errors import UserError
 from ..kernels.files import write_json_atomic
-from ..kernels.mlp_resident.contract import HEADS, Inputs, MlpShape
+from ..kernels.mlp_resident.contract import HEADS, Inputs, MlpShape, tree_rows
 from ..kernels.philox import reference as philox
 from ..router.relay import Relay, TextRelay, load_relay
 from ..router.router import Router
@@ -26,7 +26,7 @@ from .layout import Layout, WeightReader
 from .metrics import LOG2, path_signs, tree_nats
 from .mixing import Mixing, losses
 from .pools import SOFTMAX_POOLS, fill_missing, weighted_sum
-from .scoring import Opinions, path_rows, score
+from .scoring import Opinions, score
 
 SCHEMA = 1
 # inputs scored at once: opinions of all areas and rows are held in memory
@@ -79,7 +79,7 @@ class EnsembleModel:
         found = score(self.layout, self.bank, inputs, positions, assigned, targets, untrained)
         fallback = self.fallback_rows()
         if targets is not None and self.mixing.head == "tree":
-            fallback = fallback[path_rows(targets, self.layout.shape.tree_depth)]
+            fallback = fallback[tree_rows(targets, self.layout.shape.tree_depth)]
         for values in (found.trained, found.untrained):
             if values is not None:
                 fill_missing(values, found.present, fallback)
@@ -147,7 +147,7 @@ class EnsembleModel:
         level = np.floor(np.log2(np.arange(1, self.layout.shape.num_rows + 1))).astype(int)
         mixed = weighted_sum(found.trained, self.mixing.weights[:, level])
         leaves = np.arange(1 << depth)
-        rows, signs = path_rows(leaves, depth), path_signs(leaves, depth)
+        rows, signs = tree_rows(leaves, depth), path_signs(leaves, depth)
         return np.stack([-tree_nats(mixed[i][rows], signs) for i in range(len(mixed))])
 
 

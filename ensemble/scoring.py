@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..kernels.mlp_forward.numba import path_logits, row_logits
-from ..kernels.mlp_resident.contract import HEAD_TREE, Inputs
+from ..kernels.mlp_resident.contract import HEAD_TREE, Inputs, tree_rows
 from .layout import Layout, WeightReader
 
 _THREADS = min(8, os.cpu_count() or 1)
@@ -31,12 +31,6 @@ class Opinions:
     trained: np.ndarray
     untrained: np.ndarray | None
     present: np.ndarray
-
-
-def path_rows(targets: np.ndarray, depth: int) -> np.ndarray:
-    """Head rows int64 [n, K] on the way to each target."""
-    k = np.arange(depth)
-    return ((1 << k) | (np.asarray(targets, np.int64)[:, None] >> (depth - k))) - 1
 
 
 def score(
@@ -67,7 +61,7 @@ def score(
     trained = np.zeros((len(positions), layout.num_areas, columns), np.float32)
     before = np.zeros_like(trained) if untrained else None
     present = usable[assigned]
-    rows = path_rows(path_targets, shape.tree_depth) if path_targets is not None else np.arange(shape.num_rows)[None]
+    rows = tree_rows(path_targets, shape.tree_depth) if path_targets is not None else np.arange(shape.num_rows)[None]
 
     with ThreadPoolExecutor(_THREADS) as pool:
         for area in range(layout.num_areas):
@@ -75,7 +69,8 @@ def score(
             local = np.where(present[:, area], assigned[:, area] - first, -1)
             wanted = np.zeros(last - first, bool)
             wanted[local[local >= 0]] = True
-            packed, biases = layout.area_weights(bank, area, wanted)
+            packed, biases, rows_of = layout.area_weights(bank, area, wanted)
+            local = np.where(local >= 0, rows_of[local], -1)
             order = np.argsort(local, kind="stable")
 
             def run(part: np.ndarray, local=local, packed=packed, area=area) -> None:

@@ -39,10 +39,10 @@ class Progress:
     began: float = field(default_factory=time.monotonic)
     _shown: float = 0.0
 
-    def update(self, force: bool = False) -> None:
+    def update(self) -> None:
         """Show and store, at most once a second."""
         now = time.monotonic()
-        if not force and now - self._shown < _EVERY_SECONDS:
+        if now - self._shown < _EVERY_SECONDS:
             return
         self._shown = now
         seconds = now - self.began

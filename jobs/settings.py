@@ -28,9 +28,8 @@ class Settings:
     """A run's settings.
 
     Attributes:
-        source: which data.
-        relay: context, dim and pca of the features.
         config: the config they came from.
+        source: which data.
         estimator: how gradients are estimated.
         optimizer: how they are followed.
         train: steps, batch, seed.
@@ -133,7 +132,6 @@ def read(config: DictConfig) -> Settings:
     in_range(config, "relay.context", 1, PAD)
     in_range(config, "relay.dim", 1, 256)
     in_range(config, "relay.pca", 1, 1 << 20, optional=True)
-    in_range(config, "ensemble.k", 1, 1 << 20, optional=True)
     number(config, "baselines", bool)
     head = str(config.expert.head)
     settings = Settings(
@@ -151,7 +149,7 @@ def read(config: DictConfig) -> Settings:
         group_size=in_range(config, "plan.group_size", 1, 65536),
         controls=_controls(config),
         pool=str(config.ensemble.pool),
-        top_k=number(config, "ensemble.k", int, optional=True),
+        top_k=in_range(config, "ensemble.k", 1, 1 << 20, optional=True),
         workers=in_range(config, "engine.workers", 1, 1024, optional=True),
         retries=in_range(config, "engine.retries", 0, 1000),
         head=head,

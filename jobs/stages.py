@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ from ..ensemble import evaluation
 from ..ensemble import mixing as mix
 from ..ensemble import model as models
 from ..ensemble.baselines import ngram_baselines
+from ..ensemble.inputs import num_outputs
 from ..ensemble.metrics import LOG2
 from ..experts.bank import Bank, Marker, damaged_files, marker_path
 from ..experts.training import warm_up
@@ -37,11 +39,7 @@ from .training import load as load_training
 def read_source(settings: Settings) -> Corpus:
     """The corpus, checked against what the experts can be."""
     corpus = load_source(settings.source)
-    if isinstance(corpus, TextCorpus):
-        if settings.head != "tree":
-            settings.expert(256)
-    else:
-        settings.expert(corpus.num_classes)
+    settings.expert(num_outputs(corpus))
     return corpus
 
 
@@ -174,7 +172,7 @@ def aggregate(
     calibration = gathered[CALIBRATION]
     mixing = mix.fit(settings.head, settings.pool, calibration.trained, calibration.targets, settings.top_k)
     models.write_manifest(run, model.layout, mixing, training.spec.frequencies, models.input_digests(run))
-    return models.load(run), gathered, markers
+    return dataclasses.replace(model, mixing=mixing), gathered, markers
 
 
 def evaluate(

@@ -13,17 +13,18 @@ from ..router import partition as partitions
 from ..router.metrics import load_metrics
 from ..router.sources import CALIBRATION, HELDOUT, TRAIN, Corpus
 from .engines.local import LaunchResult
+from .rundir import read_json
 from .settings import Settings
 from .training import Training
 
 
-def describe_router(run: Path, names: list[str], strategies: list[str], overflow: list[int]) -> dict[str, Any]:
-    """`router` of summary.json, from the partition."""
-    areas = partitions.open_partition(run / "partition")
+def describe_router(run: Path) -> dict[str, Any]:
+    """`router` of summary.json, from router and partition."""
+    configs = read_json(run / "router" / "router.json", "start a new run")["areas"]
     rows = []
-    for name, strategy, spilled, area in zip(names, strategies, overflow, areas, strict=True):
-        sizes = area.offsets[1:] - area.offsets[:-1]
-        rows.append({"name": name, "strategy": strategy, **load_metrics(sizes), "overflow": spilled})
+    for config, area in zip(configs, partitions.open_partition(run / "partition"), strict=True):
+        loads = load_metrics(area.offsets[1:] - area.offsets[:-1])
+        rows.append({"name": config["name"], "strategy": config["strategy"], **loads, "overflow": config["overflow"]})
     return {
         "areas": rows,
         "experts": sum(row["experts"] for row in rows),

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 from omegaconf import DictConfig
 
+from ..ensemble.inputs import num_outputs, training_frequencies, training_inputs
 from ..ensemble.layout import Layout
 from ..experts.bank import Bank, Marker
-from ..experts.mlp import class_frequencies
 from ..experts.training import TrainSpec, build_spec
 from ..kernels.mlp_resident.contract import Inputs
 from ..router.partition import AreaPartition, open_partition
-from ..router.relay import ArrayRelay, TextRelay, load_relay
-from ..router.sources import TRAIN, ArrayCorpus, Corpus, TextCorpus, load_corpus
+from ..router.relay import load_relay
+from ..router.sources import load_corpus
 from . import plan as plans
 from . import settings as settings_module
 from .markers import directory_of
@@ -56,18 +56,6 @@ class Training:
         return Bank.create(self.directory, shapes, len(self.plan.groups), self.plan.group_size)
 
 
-def frequencies_of(corpus: Corpus, num_outputs: int) -> np.ndarray:
-    """Class frequencies of the training split, float64 [V]."""
-    positions = corpus.positions(TRAIN)
-    targets = corpus.data[positions] if isinstance(corpus, TextCorpus) else corpus.y[positions]
-    return class_frequencies(targets, num_outputs)
-
-
-def num_outputs(corpus: Corpus) -> int:
-    """V."""
-    return 256 if isinstance(corpus, TextCorpus) else corpus.num_classes
-
-
 def load(run: Path, config: DictConfig, control: str | None = None) -> Training:
     """The training of a run whose partition and plan are made.
 
@@ -79,13 +67,7 @@ def load(run: Path, config: DictConfig, control: str | None = None) -> Training:
     settings = settings_module.read(config)
     corpus = load_corpus(run / "source")
     relay = load_relay(run / "relay")
-    if isinstance(corpus, TextCorpus):
-        assert isinstance(relay, TextRelay)
-        inputs = Inputs(text=corpus.data, embedding=relay.embedding, context=relay.context)
-    else:
-        assert isinstance(corpus, ArrayCorpus)
-        assert isinstance(relay, ArrayRelay)
-        inputs = Inputs(x=relay.transform(corpus.x), y=corpus.y.astype(np.int32))
+    inputs = training_inputs(corpus, relay)
     expert = settings.expert(num_outputs(corpus), train_body=control != "frozen_body")
     estimator = settings.estimator
     if control == "backprop":
@@ -96,7 +78,7 @@ def load(run: Path, config: DictConfig, control: str | None = None) -> Training:
         settings.optimizer,
         settings.train,
         relay.num_features,
-        frequencies_of(corpus, expert.num_outputs),
+        training_frequencies(corpus),
         settings.backend,
     )
     partition = open_partition(run / "partition")

@@ -5,20 +5,15 @@ Legend: D dimensions of a byte, N examples, F0 raw features, F features.
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
-from importlib.metadata import version
-from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import load, save
 
 from ..kernels.errors import UserError
-from ..kernels.files import file_digest, write_bytes_atomic, write_json_atomic
+from .artifact import load_state, save_state
 from .sources.corpus import PAD, TRAIN, ArrayCorpus, TextCorpus
 
-SCHEMA = 1
 # a byte seen so often counts half
 _SHRINK = 100
 _POWER_FLOOR = 0.1
@@ -50,7 +45,7 @@ class TextRelay:
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write to a folder, which is made."""
-        _save(Path(directory), {"embedding": self.embedding}, {"kind": "text", "context": self.context})
+        save_state(directory, "relay", {"embedding": self.embedding}, {"kind": "text", "context": self.context})
 
 
 @dataclass(frozen=True)
@@ -86,7 +81,7 @@ class ArrayRelay:
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write to a folder, which is made."""
         arrays = {"mean": self.mean, "scale": self.scale, "components": self.components}
-        _save(Path(directory), arrays, {"kind": "arrays"})
+        save_state(directory, "relay", arrays, {"kind": "arrays"})
 
 
 Relay = TextRelay | ArrayRelay
@@ -158,26 +153,10 @@ def fit_array_relay(corpus: ArrayCorpus, pca: int | None = None) -> ArrayRelay:
 
 def load_relay(directory: str | os.PathLike[str]) -> Relay:
     """Read what `save` wrote; UserError where it is missing or damaged."""
-    directory = Path(directory)
-    path = directory / "relay.safetensors"
     try:
-        facts = json.loads((directory / "relay.json").read_text())
-        if facts["schema"] != SCHEMA:
-            raise ValueError(f"schema {facts['schema']}, this version reads {SCHEMA}")
-        if file_digest(path) != facts["digest"]:
-            raise ValueError("digest differs")
-        arrays = load(path.read_bytes())
+        arrays, facts = load_state(directory, "relay")
         if facts["kind"] == "text":
             return TextRelay(arrays["embedding"], int(facts["context"]))
         return ArrayRelay(arrays["mean"], arrays["scale"], arrays["components"])
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{directory}: no readable relay ({error}); start a new run") from None
-
-
-def _save(directory: Path, arrays: dict[str, np.ndarray], facts: dict) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    content = save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
-    path = directory / "relay.safetensors"
-    write_bytes_atomic(path, content)
-    manifest = {"schema": SCHEMA, "version": version("colonnade"), "digest": file_digest(path), **facts}
-    write_json_atomic(directory / "relay.json", manifest)

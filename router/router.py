@@ -7,23 +7,18 @@ Legend: A areas, E experts in all, n inputs.
 
 from __future__ import annotations
 
-import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
-from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import load, save
 
 from ..kernels.errors import UserError
-from ..kernels.files import file_digest, write_bytes_atomic, write_json_atomic
+from .artifact import load_state, save_state
 from .relay import ArrayRelay, Relay
 from .sources.corpus import TRAIN, Corpus, TextCorpus
 from .strategies import STRATEGIES, Area, AreaConfig
 
-SCHEMA = 1
 # areas are fitted side by side; an area's result depends on nothing but itself
 _THREADS = min(8, os.cpu_count() or 1)
 
@@ -91,35 +86,17 @@ class Router:
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write to a folder, which is made."""
-        directory = Path(directory)
-        directory.mkdir(parents=True, exist_ok=True)
         arrays = {
-            f"{number}.{name}": np.ascontiguousarray(array)
-            for number, area in enumerate(self.areas)
-            for name, array in area.arrays().items()
+            f"{number}.{name}": array for number, area in enumerate(self.areas) for name, array in area.arrays().items()
         }
-        path = directory / "router.safetensors"
-        write_bytes_atomic(path, save(arrays))
-        manifest = {
-            "schema": SCHEMA,
-            "version": version("colonnade"),
-            "digest": file_digest(path),
-            "areas": [{**asdict(area.config), "overflow": area.overflow} for area in self.areas],
-        }
-        write_json_atomic(directory / "router.json", manifest)
+        areas = [{**asdict(area.config), "overflow": area.overflow} for area in self.areas]
+        save_state(directory, "router", arrays, {"areas": areas})
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str], relay: Relay) -> Router:
         """Read what `save` wrote; UserError where it is missing or damaged."""
-        directory = Path(directory)
-        path = directory / "router.safetensors"
         try:
-            manifest = json.loads((directory / "router.json").read_text())
-            if manifest["schema"] != SCHEMA:
-                raise ValueError(f"schema {manifest['schema']}, this version reads {SCHEMA}")
-            if file_digest(path) != manifest["digest"]:
-                raise ValueError("digest differs")
-            arrays = load(path.read_bytes())
+            arrays, manifest = load_state(directory, "router")
             areas = []
             for number, entry in enumerate(manifest["areas"]):
                 overflow = int(entry.pop("overflow"))

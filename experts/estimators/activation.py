@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...kernels.errors import UserError
-from ...kernels.mlp_resident.contract import DIRECTIONS, HADAMARD, LAYER_BODY
-from ...kernels.mlp_resident.reference import hadamard_rows
-from ...kernels.philox import reference as philox
+from ...kernels.mlp_resident.contract import DIRECTIONS
+from ...kernels.mlp_resident.reference import draw_directions
 from .base import EstimatorState, central_slopes
 
 
@@ -42,17 +41,9 @@ class Activation:
     def directions(self, state: EstimatorState) -> np.ndarray:
         """v of this step: int8 [P, B, H]."""
         batch, hidden = state.point.shape
-        width = -(-hidden // 32) * 32
-
-        def draw(perturbation: int) -> np.ndarray:
-            word = philox.pack_draw(philox.PURPOSE_PERTURBATION, LAYER_BODY, perturbation)
-            return philox.signs(state.seed, word, state.step, state.expert, batch * width).reshape(batch, width)
-
-        if DIRECTIONS[self.directions_name] == HADAMARD:
-            v = draw(0)[None] * hadamard_rows(self.num_perturbations, width)[:, None]
-        else:
-            v = np.stack([draw(j) for j in range(self.num_perturbations)])
-        return v[:, :, :hidden]
+        code = DIRECTIONS[self.directions_name]
+        drawn = draw_directions(state.seed, state.expert, state.step, batch, hidden, self.num_perturbations, code)
+        return drawn.transpose(1, 0, 2)
 
     def ask(self, state: EstimatorState) -> np.ndarray:
         """h + e v_j and h - e v_j: [P, 2, B, H]."""

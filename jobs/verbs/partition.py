@@ -20,13 +20,7 @@ def run(config: DictConfig) -> dict[str, Any]:
         rundir.store(run_directory, config)
         digests = stages.partition(run_directory, settings, corpus)
         rundir.store_digests(run_directory, digests)
-    areas = rundir.read_json(run_directory / "router" / "router.json", "start a new run")["areas"]
-    router = summaries.describe_router(
-        run_directory,
-        [area["name"] for area in areas],
-        [area["strategy"] for area in areas],
-        [area["overflow"] for area in areas],
-    )
+    router = summaries.describe_router(run_directory)
     return {"run": str(run_directory), "router": router, "digests": digests}
 
 

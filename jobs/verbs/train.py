@@ -77,17 +77,11 @@ def _train(
         control: stages.evaluate_control(run_directory, config, settings, control) for control in settings.controls
     }
     baselines = stages.baselines(run_directory) if fields.number(config, "baselines", bool) else {}
-    router = rundir.read_json(run_directory / "router" / "router.json", "start a new run")["areas"]
     summary = summaries.build(
         preset=rundir.load_facts(run_directory)["preset"],
         settings=settings,
         corpus=corpus,
-        router=summaries.describe_router(
-            run_directory,
-            [area["name"] for area in router],
-            [area["strategy"] for area in router],
-            [area["overflow"] for area in router],
-        ),
+        router=summaries.describe_router(run_directory),
         training=training,
         markers=markers,
         launched=launched,

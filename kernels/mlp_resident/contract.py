@@ -42,6 +42,17 @@ OPTIMIZERS = {"sgd": SGD, "momentum": MOMENTUM, "adam": ADAM}
 LAYER_BODY, LAYER_HEAD, LAYER_ALL = 0, 1, 2
 
 
+def tree_rows(targets: np.ndarray, depth: int) -> np.ndarray:
+    """Head rows int64 [n, K] on the way to each target."""
+    k = np.arange(depth)
+    return ((1 << k) | (np.asarray(targets, np.int64)[:, None] >> (depth - k))) - 1
+
+
+def tree_signs(targets: np.ndarray, depth: int) -> np.ndarray:
+    """int64 [n, K]: +1 where the branch taken towards the target is bit 1, else -1."""
+    return 2 * ((np.asarray(targets, np.int64)[:, None] >> (depth - 1 - np.arange(depth))) & 1) - 1
+
+
 @dataclass(frozen=True)
 class MlpShape:
     """Sizes of one expert, and where its parameters lie in the packed vector of T floats.

@@ -212,7 +212,6 @@ def _softmax_head_pairs(z, num_rows, padded_rows, target, size, scratch, gradien
         simd.store(scratch, r, shifted)
         total += simd.sum_lanes(shifted)
     step = simd.splat(size)
-    mean = np.float32(0)
     for r in range(0, padded_rows, _LANES):
         others = simd.sub(simd.splat(total), simd.load(scratch, r))
         raised = simd.exp_of_negative(simd.sub(simd.add(simd.load(z, r), step), top))
@@ -222,8 +221,7 @@ def _softmax_head_pairs(z, num_rows, padded_rows, target, size, scratch, gradien
         # exp and log hide a NaN or infinity in `total`: total - total puts it back
         simd.store(gradient, r, simd.fma(difference, half, simd.splat(total - total)))
     gradient[target] -= np.float32(1)
-    mean = np.float32(np.log(total)) + (highest + size) - z[target]
-    return mean
+    return np.float32(np.log(total)) + (highest + size) - z[target]
 
 
 @jit

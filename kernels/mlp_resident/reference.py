@@ -32,6 +32,8 @@ from .contract import (
     Inputs,
     MlpShape,
     Recipe,
+    tree_rows,
+    tree_signs,
 )
 
 Weights = dict[str, np.ndarray]
@@ -51,10 +53,7 @@ def gather(inputs: Inputs, positions: np.ndarray, dtype: np.dtype) -> tuple[np.n
 
 def tree_path(targets: np.ndarray, depth: int) -> tuple[np.ndarray, np.ndarray]:
     """Head rows int64 [B, K] on the way to each target, and signs [B, K]: +1 where the branch taken is bit 1."""
-    k = np.arange(depth)
-    rows = ((1 << k) | (targets[:, None] >> (depth - k))) - 1
-    signs = 2 * ((targets[:, None] >> (depth - 1 - k)) & 1) - 1
-    return rows, signs
+    return tree_rows(targets, depth), tree_signs(targets, depth)
 
 
 def relu(h: np.ndarray) -> np.ndarray:
@@ -91,21 +90,28 @@ def losses(shape: MlpShape, weights: Weights, x: np.ndarray, targets: np.ndarray
 
 def hidden_directions(shape: MlpShape, recipe: Recipe, step: int, expert: int) -> np.ndarray:
     """v: int8 [B, P, H] of +1 and -1, random signs or rows of a Hadamard basis under random flips per example."""
-    padded = 32 * shape.sign_words
-    count = recipe.batch * padded
+    return draw_directions(
+        recipe.seed, expert, step, recipe.batch, shape.hidden, recipe.num_perturbations, recipe.directions
+    )
+
+
+def draw_directions(
+    seed: int, expert: int, step: int, batch: int, hidden: int, pairs: int, directions: int
+) -> np.ndarray:
+    """As `hidden_directions`: int8 [B, P, H]; every example's units are padded to whole 32-bit words of signs."""
+    padded = -(-hidden // 32) * 32
 
     def draw(perturbation: int) -> np.ndarray:
         word = philox.pack_draw(philox.PURPOSE_PERTURBATION, LAYER_BODY, perturbation)
-        return philox.signs(recipe.seed, word, step, expert, count).reshape(recipe.batch, padded)
+        return philox.signs(seed, word, step, expert, batch * padded).reshape(batch, padded)
 
-    pairs = recipe.num_perturbations
-    if recipe.directions == HADAMARD:
+    if directions == HADAMARD:
         basis = hadamard_rows(pairs, padded)
         # the sign bit of a product is the XOR of the bits; a set bit means +1 in `signs` and -1 in the basis
-        directions = draw(0)[:, None, :] * basis[None]
+        drawn = draw(0)[:, None, :] * basis[None]
     else:
-        directions = np.stack([draw(j) for j in range(pairs)], axis=1)
-    return directions[:, :, : shape.hidden]
+        drawn = np.stack([draw(j) for j in range(pairs)], axis=1)
+    return drawn[:, :, :hidden]
 
 
 def hadamard_rows(count: int, width: int) -> np.ndarray:
