@@ -20,8 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 from colonnade.experts.config import EstimatorConfig, ExpertConfig, OptimizerConfig, TrainConfig
-from colonnade.experts.mlp import class_frequencies
-from colonnade.experts.training import advance_group, build_spec, start_group
+from colonnade.experts.families.mlp import build_spec
+from colonnade.experts.families.starts import class_frequencies
+from colonnade.experts.training import advance_group, start_group
 from colonnade.kernels.mlp_resident.contract import Inputs
 
 EXPERTS, SIZE, CONTEXT, DIM, HIDDEN, BATCH, PAIRS = 128, 8_000, 5, 12, 32, 64, 8

@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..experts.config import EstimatorConfig, ExpertConfig, OptimizerConfig, TrainConfig
-from ..experts.training import TrainSpec, build_spec, train_group, warm_up
+from ..experts.families.mlp import MlpSpec, build_spec
+from ..experts.training import train_group, warm_up
 from ..kernels.errors import UserError
 from ..router import partition as partitions
 from ..router.relay import Relay, fit_array_relay, fit_text_relay
@@ -59,7 +60,7 @@ class MemoryBank:
 
 
 def fit_ensemble(
-    corpus: Corpus, relay: Relay, areas: RouterConfig, spec: TrainSpec, pool: str, head: str, threads: int | None = None
+    corpus: Corpus, relay: Relay, areas: RouterConfig, spec: MlpSpec, pool: str, head: str, threads: int | None = None
 ) -> tuple[EnsembleModel, list[dict[str, list]]]:
     """Route, train every expert, fit the mixing weights.
 

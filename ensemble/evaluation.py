@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..router.relay import ArrayRelay
 from ..router.sources import Corpus, TextCorpus
 from ..router.sources.overlap import novel_mask
 from . import mixing as mix
@@ -20,7 +21,7 @@ class SplitOpinions:
 
     Attributes:
         positions: int64 [n].
-        targets: int64 [n].
+        targets: int64 [n], or float32 [n, V] for regression.
         trained: float32 [n, A, K].
         untrained: float32 [n, A, K], or None if it was not asked for.
     """
@@ -32,16 +33,25 @@ class SplitOpinions:
 
 
 def gather(
-    model: EnsembleModel, corpus: Corpus, splits: tuple[int, ...], untrained: bool = True
+    model: EnsembleModel,
+    corpus: Corpus,
+    splits: tuple[int, ...],
+    untrained: bool = True,
+    memory: np.ndarray | None = None,
 ) -> dict[int, SplitOpinions]:
-    """Opinions of all areas on some splits, each expert's weights read once for all of them."""
+    """Opinions of all areas on some splits, each expert's weights read once for all of them.
+
+    `memory` holds the corpus's rows of memory features where the experts take them.
+    """
     positions = [corpus.positions(split) for split in splits]
     every = np.concatenate(positions)
     if isinstance(corpus, TextCorpus):
-        inputs, targets = model.inputs(corpus.data), corpus.data[every]
+        inputs, targets = model.inputs(corpus.data, memory), corpus.data[every].astype(np.int64)
+    elif corpus.num_classes:
+        inputs, targets = model.inputs(corpus.x), corpus.y[every].astype(np.int64)
     else:
-        inputs, targets = model.inputs(corpus.x), corpus.y[every]
-    targets = targets.astype(np.int64)
+        assert isinstance(model.relay, ArrayRelay)
+        inputs, targets = model.inputs(corpus.x), model.relay.scaled_targets(corpus.y[every])
     found = model.opinions(inputs, every, targets, untrained=untrained)
     ends = np.cumsum([len(own) for own in positions])
     result = {}
@@ -77,11 +87,29 @@ def evaluate_text(
 
 
 def evaluate_arrays(
-    heldout: SplitOpinions, calibration: SplitOpinions, mixing: mix.Mixing
+    heldout: SplitOpinions, calibration: SplitOpinions, mixing: mix.Mixing, target_scale: float = 1.0
 ) -> dict[str, float | list[float] | int]:
-    """Held-out figures of rows with classes: nll_nats, accuracy, and the same rows as `evaluate_text` in nats."""
+    """Held-out figures of rows: nll_nats, accuracy, and the same rows as `evaluate_text` in nats.
+
+    For regression: rmse in the targets' own units (the experts' times `target_scale`), and the other rows as root
+    mean squares too.
+    """
     targets = heldout.targets
     rows, before = _rows(heldout, calibration, mixing, 1.0)
+    if mixing.head == "regression":
+
+        def root(value: float) -> float:
+            return target_scale * float(np.sqrt(value))
+
+        roots = {
+            key: [root(entry) for entry in value] if isinstance(value, list) else root(value)
+            for key, value in rows.items()
+        }
+        return {
+            "rmse": root(float(mix.losses(mixing, heldout.trained, targets).mean())),
+            "examples": len(targets),
+            **roots,
+        }
     result: dict[str, float | list[float] | int] = {
         "nll_nats": float(mix.losses(mixing, heldout.trained, targets).mean()),
         "examples": len(targets),

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..kernels.errors import UserError
 from .metrics import path_signs, tree_nats
-from .pools import SOFTMAX_POOLS, TREE_POOLS, check_pool, log_softmax, weighted_sum
+from .pools import REGRESSION_POOLS, SOFTMAX_POOLS, TREE_POOLS, check_pool, log_softmax, weighted_sum
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class Mixing:
     """A fitted pool.
 
     Attributes:
-        head: `tree` or `softmax`.
+        head: `tree`, `softmax` or `regression`.
         pool: its name.
-        weights: float64 [A, K] (tree) or [A] (softmax); 0 for areas left out.
+        weights: float64 [A, K] (tree) or [A]; 0 for areas left out.
     """
 
     head: str
@@ -45,8 +45,10 @@ def losses(mixing: Mixing, opinions: np.ndarray, targets: np.ndarray) -> np.ndar
     Args:
         mixing: the pool.
         opinions: float32 [n, A, K] along the targets' paths (tree), or [n, A, V]; nothing missing.
-        targets: int [n].
+        targets: int [n], or float [n, V] for regression, whose loss is squared error summed over the outputs.
     """
+    if mixing.head == "regression":
+        return ((weighted_sum(opinions, mixing.weights) - targets) ** 2).sum(1, dtype=np.float64)
     if mixing.head == "tree":
         depth = opinions.shape[2]
         return tree_nats(weighted_sum(opinions, mixing.weights), path_signs(targets, depth))
@@ -55,7 +57,9 @@ def losses(mixing: Mixing, opinions: np.ndarray, targets: np.ndarray) -> np.ndar
 
 
 def area_losses(head: str, opinions: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Loss in nats of every area alone on every input, float64 [n, A]."""
+    """Loss in nats (regression: squared error) of every area alone on every input, float64 [n, A]."""
+    if head == "regression":
+        return ((opinions - targets[:, None]) ** 2).sum(2, dtype=np.float64)
     if head == "tree":
         signs = path_signs(targets, opinions.shape[2])
         return np.stack([tree_nats(opinions[:, a], signs) for a in range(opinions.shape[1])], axis=1)
@@ -88,6 +92,9 @@ def fit(head: str, pool: str, opinions: np.ndarray, targets: np.ndarray, top_k: 
     if head == "tree":
         own = TREE_POOLS[pool].fit(used, path_signs(targets, opinions.shape[2]))
         weights = np.zeros((areas, opinions.shape[2]))
+    elif head == "regression":
+        own = REGRESSION_POOLS[pool].fit(used, targets)
+        weights = np.zeros(areas)
     else:
         own = SOFTMAX_POOLS[pool].fit(used, np.asarray(targets, np.int64))
         weights = np.zeros(areas)

@@ -7,19 +7,30 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 
 from ..experts.bank import Bank
-from ..experts.mlp import count_biases
+from ..experts.families.starts import count_biases
 from ..kernels.errors import UserError
 from ..kernels.files import write_json_atomic
-from ..kernels.mlp_resident.contract import HEADS, Inputs, MlpShape, tree_rows
+from ..kernels.mlp_resident.contract import (
+    HEAD_REGRESSION,
+    HEADS,
+    MEMORY_FEATURES,
+    RELU,
+    SIGN,
+    Inputs,
+    MlpShape,
+    tree_rows,
+)
+from ..kernels.ngram_memory.numba import DEPTH
 from ..kernels.philox import reference as philox
-from ..router.relay import Relay, TextRelay, load_relay
+from ..router.memory.memory import Memory, load_memory
+from ..router.relay import ArrayRelay, Relay, TextRelay, load_relay
 from ..router.router import Router
 from ..router.sources.corpus import PAD
 from .layout import Layout, WeightReader
@@ -45,6 +56,7 @@ class EnsembleModel:
         bank: their weights.
         mixing: how their answers become one.
         frequencies: float64 [V], class frequencies of the training split: the answer where no expert has one.
+        memory: tables of the training split, where the experts take their features.
     """
 
     relay: Relay
@@ -53,6 +65,7 @@ class EnsembleModel:
     bank: WeightReader
     mixing: Mixing
     frequencies: np.ndarray
+    memory: Memory | None = None
 
     @property
     def is_text(self) -> bool:
@@ -63,10 +76,10 @@ class EnsembleModel:
         """float32 [R]: head logits under which the class frequencies are predicted."""
         return prior_logits(self.layout.shape, self.frequencies)
 
-    def inputs(self, data: np.ndarray) -> Inputs:
-        """Kernel inputs around text bytes or raw rows."""
+    def inputs(self, data: np.ndarray, memory: np.ndarray | None = None) -> Inputs:
+        """Kernel inputs around text bytes (with rows of memory features, if there are some) or raw rows."""
         if isinstance(self.relay, TextRelay):
-            return Inputs(text=data, embedding=self.relay.embedding, context=self.relay.context)
+            return Inputs(text=data, embedding=self.relay.embedding, context=self.relay.context, memory=memory)
         return Inputs(x=self.relay.transform(data), y=np.zeros(len(data), np.int32))
 
     def opinions(
@@ -76,7 +89,14 @@ class EnsembleModel:
         data = inputs.text if inputs.text is not None else inputs.x
         assert data is not None
         assigned = self.router.assign(data, positions)
-        found = score(self.layout, self.bank, inputs, positions, assigned, targets, untrained)
+        row_memory = None
+        if self.memory is not None:
+            assert inputs.text is not None
+            if targets is None:
+                row_memory = node_features(self.memory, inputs.text, positions)
+            elif inputs.memory is None:
+                inputs = replace(inputs, memory=_sparse_rows(self.memory, inputs.text, positions, targets))
+        found = score(self.layout, self.bank, inputs, positions, assigned, targets, untrained, row_memory)
         fallback = self.fallback_rows()
         if targets is not None and self.mixing.head == "tree":
             fallback = fallback[tree_rows(targets, self.layout.shape.tree_depth)]
@@ -114,6 +134,16 @@ class EnsembleModel:
             result[start : start + _CHUNK_ROWS] = self._log_proba(inputs, np.arange(len(inputs.x)))
         return result
 
+    def predict_values(self, x: np.ndarray) -> np.ndarray:
+        """Predicted numbers of raw rows x [n, F0], in the targets' units: float64 [n]; regression only."""
+        if self.mixing.head != "regression" or not isinstance(self.relay, ArrayRelay):
+            raise UserError("the run predicts classes or bytes, not numbers")
+        inputs = self.inputs(np.asarray(x))
+        assert inputs.x is not None
+        found = self.opinions(inputs, np.arange(len(inputs.x)), None)
+        mixed = weighted_sum(found.trained, self.mixing.weights)[:, 0].astype(np.float64)
+        return mixed * self.relay.target_scale + self.relay.target_mean
+
     def sample(self, prompt: bytes, count: int, seed: int, temperature: float = 1.0) -> bytes:
         """Continue a text by `count` bytes.
 
@@ -141,6 +171,8 @@ class EnsembleModel:
 
     def _log_proba(self, inputs: Inputs, positions: np.ndarray) -> np.ndarray:
         found = self.opinions(inputs, positions, None)
+        if self.mixing.head == "regression":
+            raise UserError("the run predicts numbers: it has no classes to be sure of; use predict")
         if self.mixing.head != "tree":
             return SOFTMAX_POOLS[self.mixing.pool].log_proba(found.trained, self.mixing.weights).astype(np.float64)
         depth = self.layout.shape.tree_depth
@@ -151,8 +183,29 @@ class EnsembleModel:
         return np.stack([-tree_nats(mixed[i][rows], signs) for i in range(len(mixed))])
 
 
+def node_features(memory: Memory, text: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Memory features of every tree node: int8 [n, R, M]."""
+    leaves = np.arange(1 << DEPTH)
+    rows = tree_rows(leaves, DEPTH)
+    found = np.empty((len(positions), len(leaves) - 1, MEMORY_FEATURES), np.int8)
+    for i, position in enumerate(positions):
+        along = memory.rows(text, np.full(len(leaves), position), leaves)
+        # every leaf below a node says the same of it
+        found[i, rows] = along
+    return found
+
+
+def _sparse_rows(memory: Memory, text: np.ndarray, positions: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Features int8 [N, K, M] of which only those at `positions` are filled; the rest takes no memory."""
+    rows = np.zeros((len(text), DEPTH, MEMORY_FEATURES), np.int8)
+    rows[positions] = memory.rows(text, positions, targets)
+    return rows
+
+
 def prior_logits(shape: MlpShape, frequencies: np.ndarray) -> np.ndarray:
-    """float32 [R]: head logits under which class frequencies [V] are predicted."""
+    """float32 [R]: head logits under which class frequencies [V] are predicted; zeros for regression."""
+    if shape.head == HEAD_REGRESSION:
+        return np.zeros(shape.num_rows, np.float32)
     return count_biases(shape, np.zeros((1, shape.num_outputs)), frequencies, 1.0)[0]
 
 
@@ -176,10 +229,11 @@ def write_manifest(
         "version": version("colonnade"),
         "digests": digests,
         "expert": {
-            "family": "mlp",
+            "family": "mlp" if shape.activation == RELU else "integer",
             "num_features": shape.num_features,
             "hidden": shape.hidden,
             "num_outputs": shape.num_outputs,
+            "num_memory": shape.num_memory,
             "head": mixing.head,
         },
         "first_expert": layout.first_expert.tolist(),
@@ -195,8 +249,10 @@ def input_digests(run: str | os.PathLike[str]) -> dict[str, str]:
     """Digests that the relay and the router of a run state of themselves."""
     run = Path(run)
     found = {}
-    for name in ("relay", "router"):
+    for name in ("relay", "router", "memory"):
         path = run / name / f"{name}.json"
+        if name == "memory" and not path.exists():
+            continue
         try:
             found[name] = json.loads(path.read_text())["digest"]
         except (OSError, ValueError, KeyError) as error:
@@ -220,7 +276,14 @@ def load(run: str | os.PathLike[str]) -> EnsembleModel:
         raise UserError(f"{path}: schema {manifest.get('schema')}, this version reads {SCHEMA}")
     try:
         expert = manifest["expert"]
-        shape = MlpShape(expert["num_features"], expert["hidden"], expert["num_outputs"], HEADS[expert["head"]])
+        shape = MlpShape(
+            expert["num_features"],
+            expert["hidden"],
+            expert["num_outputs"],
+            HEADS[expert["head"]],
+            expert["num_memory"],
+            SIGN if expert["family"] == "integer" else RELU,
+        )
         first_expert = np.array(manifest["first_expert"], np.int64)
         layout = Layout(shape, first_expert, int(manifest["group_size"]), frozenset(manifest["unusable"]))
         mixing = Mixing.from_json(manifest["mixing"])
@@ -234,4 +297,8 @@ def load(run: str | os.PathLike[str]) -> EnsembleModel:
     relay = load_relay(run / "relay")
     if relay.num_features != shape.num_features:
         raise UserError(f"{run / 'relay'}: {relay.num_features} features, the experts take {shape.num_features}")
-    return EnsembleModel(relay, Router.load(run / "router", relay), layout, Bank(run), mixing, frequencies)
+    memory = load_memory(run / "memory")
+    if shape.num_memory and memory is None:
+        raise UserError(f"{run / 'memory'}: missing; the experts were trained with it: copy the run directory whole")
+    router = Router.load(run / "router", relay)
+    return EnsembleModel(relay, router, layout, Bank(run), mixing, frequencies, memory)

@@ -194,16 +194,47 @@ class LogPool:
         return log_softmax(weighted_sum(log_softmax(logits), weights))
 
 
+class RegressionPool(Protocol):
+    """A pool of predicted numbers."""
+
+    def fit(self, values: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """Weights float64 [A] from predictions [n, A, V] and targets [n, V]."""
+        ...
+
+
+@dataclass(frozen=True)
+class MeanValues:
+    """Plain mean of the predictions."""
+
+    def fit(self, values: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """1 / A for every area."""
+        return np.full(values.shape[1], 1 / values.shape[1])
+
+
+@dataclass(frozen=True)
+class LinearValues:
+    """Weighted sum by least squares, with a ridge towards 1 / A (stacked regression, Breiman 1996)."""
+
+    def fit(self, values: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """argmin_w sum |y - sum_a w_a v_a|^2 + ridge |w - 1/A|^2."""
+        areas = values.shape[1]
+        x = np.moveaxis(values.astype(np.float64), 1, 2).reshape(-1, areas)
+        centre = np.full(areas, 1 / areas)
+        rest = targets.reshape(-1) - x @ centre
+        return centre + np.linalg.solve(x.T @ x + _RIDGE * np.eye(areas), x.T @ rest)
+
+
 TREE_POOLS: dict[str, TreePool] = {"mean_logits": MeanTreeLogits(), "logistic": LogisticTree()}
 SOFTMAX_POOLS: dict[str, SoftmaxPool] = {
     "mean_logits": MeanSoftmaxLogits(),
     "linear": LinearPool(),
     "log": LogPool(),
 }
+REGRESSION_POOLS: dict[str, RegressionPool] = {"mean_logits": MeanValues(), "linear": LinearValues()}
 
 
 def check_pool(name: str, head: str) -> None:
     """UserError where a pool is unknown or does not go with the head."""
-    known = TREE_POOLS if head == "tree" else SOFTMAX_POOLS
+    known = {"tree": TREE_POOLS, "softmax": SOFTMAX_POOLS}.get(head, REGRESSION_POOLS)
     if name not in known:
         raise UserError(f"ensemble.pool={name}: not for expert.head={head}; known: {', '.join(known)}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..kernels.mlp_forward.numba import path_logits, row_logits
-from ..kernels.mlp_resident.contract import HEAD_TREE, Inputs, tree_rows
+from ..kernels.mlp_resident.contract import HEAD_TREE, MEMORY_UNIT, Inputs, tree_rows
 from .layout import Layout, WeightReader
 
 _THREADS = min(8, os.cpu_count() or 1)
@@ -41,6 +41,7 @@ def score(
     assigned: np.ndarray,
     targets: np.ndarray | None,
     untrained: bool = False,
+    row_memory: np.ndarray | None = None,
 ) -> Opinions:
     """Opinions on inputs.
 
@@ -52,6 +53,7 @@ def score(
         assigned: int32 [n, A], global experts.
         targets: int [n] for the logits along the tree's paths; None for those of all head rows.
         untrained: also give what the count biases alone say.
+        row_memory: int8 [n, R, M], memory features of every head row, where there are no targets.
     """
     shape = layout.shape
     path_targets = targets if shape.head == HEAD_TREE else None
@@ -61,6 +63,7 @@ def score(
     trained = np.zeros((len(positions), layout.num_areas, columns), np.float32)
     before = np.zeros_like(trained) if untrained else None
     present = usable[assigned]
+    levels = np.floor(np.log2(np.arange(1, shape.num_rows + 1))).astype(int)
     rows = tree_rows(path_targets, shape.tree_depth) if path_targets is not None else np.arange(shape.num_rows)[None]
 
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -81,6 +84,10 @@ def score(
                 trained[part, area] = out
 
             list(pool.map(run, np.array_split(order, _THREADS)))
+            if row_memory is not None:
+                held = local >= 0
+                u = shape.views(packed[local[held]])["u"][:, levels]
+                trained[held, area] += MEMORY_UNIT * np.einsum("nrm,nrm->nr", row_memory[held], u)
             if before is not None:
                 held = local >= 0
                 before[held, area] = biases[local[held][:, None], rows[held] if along else rows]

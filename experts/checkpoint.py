@@ -18,6 +18,7 @@ from .bank import Marker, commit, read_marker
 from .training import GroupProgress
 
 _STATE_FIELDS = ("packed", "first_moment", "second_moment", "curve", "dropped", "status", "failed_step")
+_PROGRESS_FIELDS = ("seconds", "best", "best_loss", "best_step")
 
 
 def _slot_path(directory: Path, group: int, slot: int) -> Path:
@@ -28,7 +29,8 @@ def save_checkpoint(directory: str | os.PathLike[str], group: int, slot: int, pr
     """Write a slot, then the marker that names it."""
     directory = Path(directory)
     arrays = {field: getattr(progress.state, field) for field in _STATE_FIELDS}
-    arrays |= {"b0": progress.b0, "seconds": progress.seconds}
+    arrays |= {field: getattr(progress, field) for field in _PROGRESS_FIELDS}
+    arrays |= {f"fixed.{role}": values for role, values in progress.fixed.items()}
     # safetensors writes the buffer as it lies, whatever the strides
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     path = _slot_path(directory, group, slot)
@@ -53,7 +55,9 @@ def load_checkpoint(directory: str | os.PathLike[str], group: int) -> tuple[Grou
         return None
     arrays = load(path.read_bytes())
     state = GroupState(**{field: arrays[field] for field in _STATE_FIELDS})
-    return GroupProgress(int(marker["step"]), state, arrays["b0"], arrays["seconds"]), slot
+    fixed = {name.removeprefix("fixed."): values for name, values in arrays.items() if name.startswith("fixed.")}
+    rest = {field: arrays[field] for field in _PROGRESS_FIELDS}
+    return GroupProgress(step=int(marker["step"]), state=state, fixed=fixed, **rest), slot
 
 
 def remove_checkpoints(directory: str | os.PathLike[str], group: int) -> None:

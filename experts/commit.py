@@ -10,7 +10,8 @@ import numpy as np
 from ..kernels.mlp_resident.contract import Inputs
 from .bank import Bank, commit
 from .checkpoint import load_checkpoint, remove_checkpoints, save_checkpoint
-from .training import TrainSpec, advance_group, finish_group, start_group
+from .families.base import TrainSpec
+from .training import advance_group, finish_group, start_group
 
 
 def train_and_commit(
@@ -31,7 +32,7 @@ def train_and_commit(
     With `checkpoint_every` the state is saved every so many steps, and an earlier checkpoint is continued: the
     result is the same bit for bit. `report(k)` is called as experts finish a stretch of steps.
     """
-    steps = len(spec.recipe.learning_rates)
+    steps = spec.train.steps
     found = load_checkpoint(directory, group) if checkpoint_every else None
     progress, slot = found or (start_group(spec, inputs, indices, offsets, expert_ids), 1)
     while checkpoint_every and progress.step + checkpoint_every < steps:

@@ -1,4 +1,4 @@
-"""Training a group of experts: initial weights, the resident loop, and what became of each expert."""
+"""Training a group of experts: initial weights, the family's loop, and what became of each expert."""
 
 from __future__ import annotations
 
@@ -8,53 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..kernels.errors import UserError
-from ..kernels.mlp_resident.contract import (
-    CURVE_POINTS,
-    DIRECTIONS,
-    ESTIMATORS,
-    HADAMARD,
-    HEADS,
-    OPTIMIZERS,
-    REASONS,
-    STATUS_OK,
-    GroupState,
-    Inputs,
-    MlpShape,
-    Recipe,
-)
-from .config import EstimatorConfig, ExpertConfig, OptimizerConfig, TrainConfig
-from .mlp import count_biases, initial_body
+from ..kernels.mlp_resident.contract import CURVE_POINTS, REASONS, STATUS_OK, GroupState
+from .families.base import Inputs, TrainSpec
 
-BACKENDS = ("numba", "reference")
-
-
-@dataclass(frozen=True)
-class TrainSpec:
-    """All that decides an expert's result besides its id and its inputs.
-
-    Attributes:
-        shape: sizes of an expert.
-        recipe: the loop's settings.
-        frequencies: float64 [V], class frequencies of the training split.
-        prior_strength: see `ExpertConfig`.
-        backend: `numba` or `reference`.
-    """
-
-    shape: MlpShape
-    recipe: Recipe
-    frequencies: np.ndarray
-    prior_strength: float
-    backend: str
-
-    @property
-    def evaluations_per_step(self) -> int:
-        """Forward passes of a batch in one step of the body's estimate; the head's scalar pairs are not passes."""
-        if self.recipe.estimator == ESTIMATORS["spsa"]:
-            return 2 * self.recipe.num_perturbations
-        if self.recipe.estimator == ESTIMATORS["activation"] and self.recipe.train_body:
-            return 1 + 2 * self.recipe.num_perturbations
-        return 1
+# inputs held back are looked at up to this many at a time
+_LOOK_INPUTS = 512
 
 
 @dataclass(frozen=True)
@@ -62,109 +20,15 @@ class GroupResult:
     """A trained group.
 
     Attributes:
-        weights: float32 by role, leading axis G: w1, b1, w2, b2, and b0, the biases before training. An expert
-            that failed or holds no inputs has zeros, with its b0.
+        weights: float32 by role, leading axis G. An expert that failed or holds no inputs has zeros in what is
+            trained.
         columns: lists of length G: expert, size, loss_first, loss_last (nats, first and last tenth of the run; None
-            where there is none), dropped_pairs, seconds, state (done, failed or cold), reason.
+            where there is none), kept_step (steps behind the weights that are kept), dropped_pairs, seconds, state
+            (done, failed or cold), reason.
     """
 
     weights: dict[str, np.ndarray]
     columns: dict[str, list]
-
-
-def build_spec(
-    expert: ExpertConfig,
-    estimator: EstimatorConfig,
-    optimizer: OptimizerConfig,
-    train: TrainConfig,
-    num_features: int,
-    frequencies: np.ndarray,
-    backend: str = "numba",
-) -> TrainSpec:
-    """The spec of a run; UserError where the parts do not fit together."""
-    if backend not in BACKENDS:
-        raise UserError(f"backend={backend}: unknown; known: {', '.join(BACKENDS)}")
-    shape = MlpShape(num_features, expert.hidden, expert.num_outputs, HEADS[expert.head])
-    basis = 32 * shape.sign_words
-    basis = 1 << (basis - 1).bit_length()
-    if (
-        estimator.name == "activation"
-        and DIRECTIONS[estimator.directions] == HADAMARD
-        and estimator.num_perturbations > basis
-    ):
-        raise UserError(
-            f"estimator.num_perturbations={estimator.num_perturbations}: the Hadamard basis of "
-            f"expert.hidden={expert.hidden} has {basis} rows; use fewer, or estimator.directions=signs"
-        )
-    recipe = Recipe(
-        estimator=ESTIMATORS[estimator.name],
-        directions=DIRECTIONS[estimator.directions],
-        num_perturbations=estimator.num_perturbations,
-        perturbation_size=estimator.perturbation_size,
-        head_perturbation_size=estimator.head_perturbation_size,
-        optimizer=OPTIMIZERS[optimizer.name],
-        beta1=optimizer.beta1,
-        beta2=optimizer.beta2,
-        epsilon=optimizer.epsilon,
-        clip_norm=optimizer.clip_norm,
-        weight_decay=optimizer.weight_decay,
-        train_body=expert.train_body,
-        batch=train.batch,
-        learning_rates=learning_rates(optimizer, train.steps),
-        seed=train.seed,
-    )
-    return TrainSpec(shape, recipe, frequencies, expert.prior_strength, backend)
-
-
-def learning_rates(optimizer: OptimizerConfig, steps: int) -> np.ndarray:
-    """Rate of every step, float32 [steps]."""
-    last = optimizer.final_fraction if optimizer.schedule == "linear" else 1.0
-    return (optimizer.learning_rate * np.linspace(1.0, last, steps)).astype(np.float32)
-
-
-def parameter_split(spec: TrainSpec) -> tuple[int, int]:
-    """(sampled, exact): parameters whose gradient is estimated from few random directions, and those whose gradient
-    comes from a difference at a scalar of their own (or from calculus)."""
-    body, total = spec.shape.num_body_parameters, spec.shape.num_parameters
-    if spec.recipe.estimator == ESTIMATORS["spsa"]:
-        return (total if spec.recipe.train_body else total - body), 0
-    if spec.recipe.estimator == ESTIMATORS["activation"] and spec.recipe.train_body:
-        return body, total - body
-    return 0, total
-
-
-def _loop(backend: str):
-    # each backend brings its own heavy imports
-    if backend == "numba":
-        from ..kernels.mlp_resident import numba as module
-    else:
-        from ..kernels.mlp_resident import reference as module
-    return module.train_group
-
-
-def targets_of(inputs: Inputs, positions: np.ndarray) -> np.ndarray:
-    """Targets of the inputs at `positions`, int [n]."""
-    if inputs.text is not None:
-        return inputs.text[positions]
-    assert inputs.y is not None
-    return inputs.y[positions]
-
-
-def initial_weights(
-    spec: TrainSpec, inputs: Inputs, indices: np.ndarray, offsets: np.ndarray, expert_ids: np.ndarray
-) -> dict[str, np.ndarray]:
-    """Weights by role of a group before its first step; b0 is the count bias."""
-    shape = spec.shape
-    group = len(expert_ids)
-    weights = {role: np.zeros((group, *sizes), np.float32) for role, sizes in shape.roles.items()}
-    counts = np.zeros((group, shape.num_outputs), np.int64)
-    for e, expert in enumerate(expert_ids):
-        own = indices[offsets[e] : offsets[e + 1]]
-        counts[e] = np.bincount(targets_of(inputs, own), minlength=shape.num_outputs)
-        weights["w1"][e] = initial_body(shape, spec.recipe.seed, int(expert))
-    weights["b0"] = count_biases(shape, counts, spec.frequencies, spec.prior_strength)
-    weights["b2"][...] = weights["b0"]
-    return weights
 
 
 @dataclass
@@ -174,23 +38,49 @@ class GroupProgress:
     Attributes:
         step: steps done.
         state: weights, moments and counts.
-        b0: float32 [G, R] count biases.
+        fixed: roles that are not trained, each [G, ...].
         seconds: float64 [G] in the loop.
+        best: float32 [G, T] weights with the lowest loss on the slice held back, or [G, 0] where none is.
+        best_loss: float64 [G].
+        best_step: int64 [G], steps done then.
     """
 
     step: int
     state: GroupState
-    b0: np.ndarray
+    fixed: dict[str, np.ndarray]
     seconds: np.ndarray
+    best: np.ndarray
+    best_loss: np.ndarray
+    best_step: np.ndarray
 
 
 def start_group(
     spec: TrainSpec, inputs: Inputs, indices: np.ndarray, offsets: np.ndarray, expert_ids: np.ndarray
 ) -> GroupProgress:
     """A group before its first step."""
-    weights = initial_weights(spec, inputs, indices, offsets, expert_ids)
-    state = GroupState.fresh(spec.shape.pack(weights), spec.recipe.optimizer)
-    return GroupProgress(0, state, weights["b0"], np.zeros(len(expert_ids)))
+    kept = [_kept(spec, indices[offsets[e] : offsets[e + 1]]) for e in range(len(expert_ids))]
+    packed, fixed = spec.initial(
+        inputs, np.concatenate(kept) if kept else indices, _offsets([len(own) for own in kept]), expert_ids
+    )
+    group = len(expert_ids)
+    return GroupProgress(
+        0,
+        GroupState.fresh(packed, spec.optimizer),
+        fixed,
+        np.zeros(group),
+        packed.copy() if spec.train.hold_back else np.zeros((group, 0), np.float32),
+        np.full(group, np.inf),
+        np.zeros(group, np.int64),
+    )
+
+
+def _offsets(sizes: list[int]) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+
+def _kept(spec: TrainSpec, own: np.ndarray) -> np.ndarray:
+    """What an expert is trained on; the last inputs, in the order of the corpus, are held back."""
+    return own[: len(own) - int(spec.train.hold_back * len(own))]
 
 
 def advance_group(
@@ -204,36 +94,47 @@ def advance_group(
     report: Callable[[int], None] | None = None,
 ) -> None:
     """Run every expert of the group up to `last_step`; `report(k)` is called after the k-th expert."""
-    loop = _loop(spec.backend)
-    state = progress.state
     for e in range(len(expert_ids)):
-        alone = slice(e, e + 1)
-        one = GroupState(
-            packed=state.packed[alone],
-            first_moment=state.first_moment[alone],
-            second_moment=state.second_moment[alone],
-            curve=state.curve[alone],
-            dropped=state.dropped[alone],
-            status=state.status[alone],
-            failed_step=state.failed_step[alone],
-        )
         own = indices[offsets[e] : offsets[e + 1]]
         began = time.perf_counter()
-        loop(
-            spec.shape,
-            spec.recipe,
-            inputs,
-            own,
-            np.array([0, len(own)]),
-            expert_ids[alone],
-            one,
-            progress.step,
-            last_step,
-        )
+        _advance_expert(spec, inputs, own, expert_ids[e : e + 1], progress, e, last_step)
         progress.seconds[e] += time.perf_counter() - began
         if report:
             report(e + 1)
     progress.step = last_step
+
+
+def _advance_expert(
+    spec: TrainSpec,
+    inputs: Inputs,
+    own: np.ndarray,
+    expert_id: np.ndarray,
+    progress: GroupProgress,
+    e: int,
+    last_step: int,
+) -> None:
+    alone = slice(e, e + 1)
+    state = progress.state
+    one = GroupState(**{name: getattr(state, name)[alone] for name in GroupState.__dataclass_fields__})
+    kept = _kept(spec, own)
+    if not len(kept) or len(kept) == len(own):
+        spec.run(inputs, kept, expert_id, one, progress.step, last_step)
+        return
+    held = own[len(kept) :][:_LOOK_INPUTS]
+    steps, looks = spec.train.steps, spec.train.looks
+    if progress.step == 0:
+        progress.best_loss[e] = spec.loss(inputs, held, one.packed[0])
+    # looks are at fixed steps, wherever a checkpoint cuts the run
+    stops = [steps * look // looks for look in range(1, looks + 1)]
+    first = progress.step
+    for stop in [*(stop for stop in stops if first < stop < last_step), last_step]:
+        spec.run(inputs, kept, expert_id, one, first, stop)
+        first = stop
+        if stop in stops and one.status[0] == STATUS_OK:
+            loss = spec.loss(inputs, held, one.packed[0])
+            if loss < progress.best_loss[e]:
+                progress.best_loss[e], progress.best_step[e] = loss, stop
+                progress.best[e] = one.packed[0]
 
 
 def finish_group(spec: TrainSpec, offsets: np.ndarray, expert_ids: np.ndarray, progress: GroupProgress) -> GroupResult:
@@ -241,17 +142,23 @@ def finish_group(spec: TrainSpec, offsets: np.ndarray, expert_ids: np.ndarray, p
     state = progress.state
     sizes = np.diff(offsets)
     usable = (state.status == STATUS_OK) & (sizes > 0)
-    weights = spec.shape.unpack(state.packed)
+    steps = spec.train.steps
+    packed, kept_step = state.packed, np.full(len(expert_ids), steps)
+    looked = np.isfinite(progress.best_loss)
+    if progress.best.shape[1]:
+        packed = np.where(looked[:, None], progress.best, packed)
+        kept_step = np.where(looked, progress.best_step, steps)
+    weights = spec.unpack(packed)
     for values in weights.values():
         values[~usable] = 0
-    weights["b0"] = progress.b0
-    steps = len(spec.recipe.learning_rates)
+    weights |= progress.fixed
     tenths = np.bincount(np.arange(steps) * CURVE_POINTS // steps, minlength=CURVE_POINTS)
     columns: dict[str, list] = {
         "expert": [int(expert) for expert in expert_ids],
         "size": [int(size) for size in sizes],
         "loss_first": [],
         "loss_last": [],
+        "kept_step": [int(step) for step in kept_step],
         "dropped_pairs": [int(count) for count in state.dropped],
         "seconds": [round(float(seconds), 6) for seconds in progress.seconds],
         "state": [],
@@ -287,13 +194,36 @@ def train_group(
         report: called with the number of experts done so far.
     """
     progress = start_group(spec, inputs, indices, offsets, expert_ids)
-    advance_group(spec, inputs, indices, offsets, expert_ids, progress, len(spec.recipe.learning_rates), report)
+    advance_group(spec, inputs, indices, offsets, expert_ids, progress, spec.train.steps, report)
     return finish_group(spec, offsets, expert_ids, progress)
 
 
+def train_seed(spec: TrainSpec, inputs: Inputs, positions: np.ndarray, seed_id: int) -> np.ndarray:
+    """Weights packed [T] of one expert trained on a sample of everything; UserError if it fails.
+
+    Args:
+        spec: of the seed: its steps and rates may differ from the experts'.
+        inputs: the corpus.
+        positions: uint32 [n], the sample.
+        seed_id: names its draws; must be no expert's id.
+    """
+    from ..kernels.errors import UserError
+
+    offsets, ids = np.array([0, len(positions)]), np.array([seed_id])
+    progress = start_group(spec, inputs, positions, offsets, ids)
+    advance_group(spec, inputs, positions, offsets, ids, progress, spec.train.steps)
+    status = int(progress.state.status[0])
+    if status != STATUS_OK:
+        raise UserError(
+            f"seed_expert: {REASONS[status]} (step {progress.state.failed_step[0]}); lower seed_expert.learning_rate"
+        )
+    return progress.state.packed[0].copy()
+
+
 def warm_up(spec: TrainSpec, inputs: Inputs) -> None:
-    """Compile the loop (or load it from the cache) before workers fan out, on a group without inputs."""
-    if spec.backend == "reference":
+    """Compile the loop (or load it from the cache) before workers fan out, on an expert without inputs."""
+    if spec.backend != "numba":
         return
-    progress = start_group(spec, inputs, np.zeros(0, np.uint32), np.zeros(2, np.int64), np.zeros(1, np.int64))
-    advance_group(spec, inputs, np.zeros(0, np.uint32), np.zeros(2, np.int64), np.zeros(1, np.int64), progress, 0)
+    nothing, ids = np.zeros(0, np.uint32), np.zeros(1, np.int64)
+    progress = start_group(spec, inputs, nothing, np.zeros(2, np.int64), ids)
+    advance_group(spec, inputs, nothing, np.zeros(2, np.int64), ids, progress, 0)

@@ -19,6 +19,7 @@ from typing import Any
 
 from ..kernels.errors import UserError
 from . import argv as arguments
+from . import code
 
 VERBS = {
     "train": "all of it: partition, plan, launch, aggregate, evaluate",
@@ -62,6 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if verb not in VERBS:
             raise UserError(f"{verb}: no such verb; known: {', '.join(VERBS)}")
+        code.allow_from(rest)
         with _sweep_directory(verb, rest) as more:
             _run(verb, [*arguments.for_hydra(rest), *more])
         sys.stdout.flush()

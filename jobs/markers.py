@@ -8,7 +8,7 @@ from ..experts.bank import Marker, read_marker
 from ..kernels.errors import UserError
 from . import plan as plans
 
-CONTROLS = ("frozen_body", "backprop")
+CONTROLS = ("frozen_body", "backprop", "mixers")
 
 
 def directory_of(run: Path, control: str | None) -> Path:

@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from omegaconf import DictConfig, ListConfig
 
 from ..ensemble.pools import check_pool
 from ..experts.config import EstimatorConfig, ExpertConfig, OptimizerConfig, TrainConfig
+from ..experts.families.mlp import build_spec
 from ..kernels.errors import UserError
+from ..router.memory.memory import LEAVE_OUT
 from ..router.router import RouterConfig
 from ..router.sources import SourceConfig
 from ..router.sources.corpus import PAD
 from ..router.strategies import AreaConfig
+from . import code
 from .fields import checked, in_range, number, text
 from .markers import CONTROLS
 
@@ -68,21 +72,69 @@ class Settings:
         return number(self.config, "relay.dim", int)
 
     @property
+    def memory(self) -> bool:
+        """Whether the relay remembers."""
+        return number(self.config, "relay.memory", bool)
+
+    @property
+    def leave_out(self) -> str:
+        """What training leaves out of the memory's counts."""
+        value = str(self.config.relay.leave_out)
+        if value not in LEAVE_OUT:
+            raise UserError(f"relay.leave_out={value}: unknown; known: {', '.join(LEAVE_OUT)}")
+        return value
+
+    @property
+    def memory_bytes(self) -> int:
+        """Largest size of stored memory features."""
+        return in_range(self.config, "relay.memory_bytes", 0, 1 << 50)
+
+    @property
+    def seed_steps(self) -> int:
+        """Steps of the seed expert, 0 for none."""
+        return in_range(self.config, "seed_expert.steps", 0, (1 << 32) - 1)
+
+    @property
+    def seed_rate(self) -> float:
+        """Learning rate of the seed expert."""
+        value = number(self.config, "seed_expert.learning_rate", float)
+        if not 0 < value < float("inf"):
+            raise UserError(f"seed_expert.learning_rate={value}: must be a finite number above 0")
+        return value
+
+    @property
+    def mixer_areas(self) -> tuple[str, ...]:
+        """Areas whose experts mix memory alone."""
+        value = self.config.expert.mixer_areas
+        names = [area.name for area in self.router().areas]
+        chosen = [str(name) for name in value] if isinstance(value, ListConfig) else [str(value)]
+        for name in chosen:
+            if name not in names:
+                raise UserError(f"expert.mixer_areas={name}: no such area; areas: {', '.join(names)}")
+        if chosen and not self.memory:
+            raise UserError("expert.mixer_areas: goes with relay.memory=true")
+        return tuple(chosen)
+
+    @property
     def relay_pca(self) -> int | None:
         """Principal components of arrays."""
         return number(self.config, "relay.pca", int, optional=True)
 
-    def expert(self, num_outputs: int, train_body: bool = True) -> ExpertConfig:
+    def expert(self, num_outputs: int, train_body: bool = True, use_body: bool = True) -> ExpertConfig:
         """Experts for this many outputs."""
-        family = self.config.expert.family
-        if family != "mlp":
-            raise UserError(f"expert.family={family}: unknown; known: mlp")
+        loss = str(self.config.loss)
         return ExpertConfig(
             head=self.head,
             hidden=number(self.config, "expert.hidden", int),
             num_outputs=num_outputs,
             train_body=train_body and number(self.config, "expert.train_body", bool),
             prior_strength=number(self.config, "expert.prior_strength", float),
+            family=str(self.config.expert.family),
+            weights=str(self.config.expert.weights),
+            use_body=use_body and number(self.config, "expert.use_body", bool),
+            memory=self.memory,
+            loss=loss,
+            loss_function=code.deferred("loss", loss) if code.is_code(loss) else None,
         )
 
     def router(self) -> RouterConfig:
@@ -98,10 +150,18 @@ def read(config: DictConfig) -> Settings:
         directions=str(config.estimator.directions),
         perturbation_size=number(config, "estimator.perturbation_size", float),
         head_perturbation_size=number(config, "estimator.head_perturbation_size", float),
+        difference=str(config.estimator.difference),
+        fitness=str(config.estimator.fitness),
+        head=str(config.estimator.head),
+        density=number(config, "estimator.density", float),
+        rescale=number(config, "estimator.rescale", bool),
+        rank=number(config, "estimator.rank", int),
     )
     optimizer = OptimizerConfig(
         name=str(config.optimizer.name),
         schedule=str(config.optimizer.schedule),
+        anchored=number(config, "optimizer.anchored", bool),
+        patience=number(config, "optimizer.patience", int),
         **{
             field: number(config, f"optimizer.{field}", float)
             for field in (
@@ -120,6 +180,8 @@ def read(config: DictConfig) -> Settings:
         batch=number(config, "train.batch", int),
         seed=number(config, "seed", int),
         checkpoint_every=number(config, "train.checkpoint_every", int),
+        hold_back=number(config, "train.hold_back", float),
+        looks=number(config, "train.looks", int),
     )
     backend = str(config.backend)
     for field, value, known in (
@@ -145,7 +207,7 @@ def read(config: DictConfig) -> Settings:
         estimator=estimator,
         optimizer=optimizer,
         train=train,
-        backend="numba" if backend == "auto" else backend,
+        backend=backend,
         group_size=in_range(config, "plan.group_size", 1, 65536),
         controls=_controls(config),
         pool=str(config.ensemble.pool),
@@ -155,9 +217,29 @@ def read(config: DictConfig) -> Settings:
         head=head,
     )
     settings.router()
-    settings.expert(256 if head == "tree" else 2)
+    expert = settings.expert(256 if head == "tree" else 2)
     check_pool(settings.pool, head)
+    _check_whole(settings, expert)
     return settings
+
+
+def _check_whole(settings: Settings, expert: ExpertConfig) -> None:
+    """What is wrong with the parts together is found before anything is read or written."""
+    arrays = settings.source.name not in ("stdlib", "text")
+    if settings.memory and arrays:
+        raise UserError(f"relay.memory=true: remembers texts, source={settings.source.name} has none")
+    if "mixers" in settings.controls and not settings.memory:
+        raise UserError("controls=mixers: mixes memory and goes with relay.memory=true")
+    if "backprop" in settings.controls and expert.loss != "likelihood":
+        raise UserError(f"controls=backprop: needs the derivative of the loss, loss={expert.loss} has none")
+    for name in ("leave_out", "memory_bytes", "seed_steps", "seed_rate", "mixer_areas"):
+        getattr(settings, name)
+    # sizes that the data decide stand in by the settings' own; the real ones are checked again
+    features = settings.relay_context * settings.relay_dim if not arrays else settings.relay_pca or 1 << 20
+    anchor = np.zeros(0, np.float32) if settings.seed_steps else None
+    build_spec(
+        expert, settings.estimator, settings.optimizer, settings.train, features, np.ones(1), settings.backend, anchor
+    )
 
 
 def _controls(config: DictConfig) -> tuple[str, ...]:

@@ -15,17 +15,19 @@ from ..ensemble import evaluation
 from ..ensemble import mixing as mix
 from ..ensemble import model as models
 from ..ensemble.baselines import ngram_baselines
-from ..ensemble.inputs import num_outputs
+from ..ensemble.inputs import num_outputs, training_inputs
 from ..ensemble.metrics import LOG2
 from ..experts.bank import Bank, Marker, damaged_files, marker_path
+from ..experts.families.mlp import check_loss
 from ..experts.training import warm_up
 from ..kernels.errors import UserError
 from ..router import partition as partitions
-from ..router.relay import Relay, fit_array_relay, fit_text_relay, load_relay
+from ..router.memory.memory import load_memory
+from ..router.relay import ArrayRelay, Relay, fit_array_relay, fit_text_relay, load_relay
 from ..router.router import Router
 from ..router.sources import CALIBRATION, HELDOUT, TRAIN, Corpus, TextCorpus, load_corpus, load_source
+from . import memories, seeds, table
 from . import plan as plans
-from . import table
 from .engines.local import LaunchResult, LocalEngine
 from .markers import directory_of, finished_markers
 from .progress import Progress, say
@@ -39,7 +41,14 @@ from .training import load as load_training
 def read_source(settings: Settings) -> Corpus:
     """The corpus, checked against what the experts can be."""
     corpus = load_source(settings.source)
-    settings.expert(num_outputs(corpus))
+    numbers = not isinstance(corpus, TextCorpus) and not corpus.num_classes
+    if numbers != (settings.head == "regression"):
+        kind = "numbers" if numbers else "classes"
+        heads = "regression" if numbers else "softmax"
+        raise UserError(
+            f"expert.head={settings.head}: the targets of {corpus.name} are {kind}; use expert.head={heads}"
+        )
+    check_loss(settings.expert(num_outputs(corpus)))
     return corpus
 
 
@@ -64,6 +73,9 @@ def partition(run: Path, settings: Settings, corpus: Corpus) -> dict[str, str]:
     corpus.save(run / "source")
     relay.save(run / "relay")
     router.save(run / "router")
+    if settings.memory:
+        assert isinstance(corpus, TextCorpus)
+        memories.make(run, corpus, settings.leave_out, settings.memory_bytes)
     partitions.save(run / "partition", areas)
     sizes = partitions.sizes(areas)
     cold = int((sizes == 0).sum())
@@ -72,7 +84,12 @@ def partition(run: Path, settings: Settings, corpus: Corpus) -> dict[str, str]:
         f"router: {router.num_experts:,} experts in {len(areas)} areas{note}; "
         f"partition in {time.perf_counter() - began:.1f} s"
     )
-    return {"source": corpus.digest, **models.input_digests(run)}
+    if settings.seed_steps:
+        rows = memories.open_rows(run) if settings.memory else None
+        seeds.make(run, settings, corpus, relay, training_inputs(corpus, relay, rows))
+    digests = {"source": corpus.digest, **models.input_digests(run)}
+    known = {name: seeds.facts(run, name) for name in ("seed", "seed_mixer")}
+    return digests | {name: found["digest"] for name, found in known.items() if found}
 
 
 def plan(run: Path, settings: Settings) -> plans.Plan:
@@ -110,9 +127,10 @@ def launch(
     if not groups:
         say(f"{label}: nothing left to train")
         return training, LaunchResult(0, {}, 0.0, 0.0), 0.0
-    warm_up(training.spec, training.inputs)
+    for spec in {id(spec): spec for spec in training.specs}.values():
+        warm_up(spec, training.inputs)
     began = time.perf_counter()
-    steps = len(training.spec.recipe.learning_rates)
+    steps = training.spec.train.steps
     progress = Progress(training.directory, label, sum(group.busy_experts for group in groups), steps)
     slices = cpu_slices(settings.workers)
     say(f"{label}: {progress.total:,} experts in {len(groups):,} groups on {min(len(slices), len(groups))} worker(s)")
@@ -149,7 +167,8 @@ def build_model(run: Path, training: Training, markers: dict[int, Marker], mixin
     relay = load_relay(run / "relay")
     router = Router.load(run / "router", relay)
     places = layout(training, markers, router.first_expert)
-    return models.EnsembleModel(relay, router, places, Bank(training.directory), mixing, training.spec.frequencies)
+    bank, frequencies = Bank(training.directory), training.spec.frequencies
+    return models.EnsembleModel(relay, router, places, bank, mixing, frequencies, load_memory(run / "memory"))
 
 
 def placeholder(settings: Settings) -> mix.Mixing:
@@ -163,12 +182,12 @@ def aggregate(
     """Check the bank, write experts.parquet, fit the mixing weights, write the manifest."""
     training = load_training(run, config)
     markers = markers_or_complain(run, training.directory, training.plan)
-    steps = len(training.spec.recipe.learning_rates)
-    columns = table.rows(training.plan, markers, area_names(run), steps, training.spec.evaluations_per_step)
+    evaluations = [spec.evaluations_per_step for spec in training.specs]
+    columns = table.rows(training.plan, markers, area_names(run), training.spec.train.steps, evaluations)
     table.save(run, columns, settings.train.seed)
     corpus = load_corpus(run / "source")
     model = build_model(run, training, markers, placeholder(settings))
-    gathered = evaluation.gather(model, corpus, splits)
+    gathered = evaluation.gather(model, corpus, splits, memory=_rows(run, settings))
     calibration = gathered[CALIBRATION]
     mixing = mix.fit(settings.head, settings.pool, calibration.trained, calibration.targets, settings.top_k)
     models.write_manifest(run, model.layout, mixing, training.spec.frequencies, models.input_digests(run))
@@ -186,7 +205,7 @@ def evaluate(
     corpus = load_corpus(run / "source")
     if gathered is None:
         markers_or_complain(run, run, plans.load(run))
-        gathered = evaluation.gather(model, corpus, (CALIBRATION, HELDOUT))
+        gathered = evaluation.gather(model, corpus, (CALIBRATION, HELDOUT), memory=_rows(run, settings))
     calibration, heldout = gathered[CALIBRATION], gathered[HELDOUT]
     mixing = model.mixing
     if settings.pool != mixing.pool or settings.top_k is not None:
@@ -196,9 +215,18 @@ def evaluate(
             evaluation.evaluate_text(corpus, heldout, calibration, mixing, settings.train.seed)
         )
     else:
-        found = dict(evaluation.evaluate_arrays(heldout, calibration, mixing))
+        assert isinstance(model.relay, ArrayRelay)
+        found = dict(evaluation.evaluate_arrays(heldout, calibration, mixing, model.relay.target_scale))
     found["pool"] = mixing.pool
+    unit = LOG2 if isinstance(corpus, TextCorpus) else 1.0
+    for name in ("seed", "seed_mixer"):
+        known = seeds.facts(run, name)
+        found[name] = known["heldout_nats"] / unit if known else None
     return found
+
+
+def _rows(run: Path, settings: Settings) -> np.ndarray | None:
+    return memories.open_rows(run) if settings.memory else None
 
 
 def evaluate_control(run: Path, config: DictConfig, settings: Settings, control: str) -> dict[str, float | None]:
@@ -209,7 +237,7 @@ def evaluate_control(run: Path, config: DictConfig, settings: Settings, control:
     markers = markers_or_complain(run, training.directory, training.plan)
     model = build_model(run, training, markers, placeholder(settings))
     corpus = load_corpus(run / "source")
-    gathered = evaluation.gather(model, corpus, (CALIBRATION, HELDOUT), untrained=False)
+    gathered = evaluation.gather(model, corpus, (CALIBRATION, HELDOUT), untrained=False, memory=_rows(run, settings))
     calibration, heldout = gathered[CALIBRATION], gathered[HELDOUT]
     mixing = mix.fit(settings.head, settings.pool, calibration.trained, calibration.targets, settings.top_k)
     loss = float(mix.losses(mixing, heldout.trained, heldout.targets).mean())

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from ..experts.bank import Marker
-from ..experts.training import parameter_split
-from ..kernels.mlp_resident.contract import ESTIMATORS
+from ..experts.config import level
 from ..router import partition as partitions
 from ..router.metrics import load_metrics
 from ..router.sources import CALIBRATION, HELDOUT, TRAIN, Corpus
+from . import memories, seeds
 from .engines.local import LaunchResult
 from .rundir import read_json
 from .settings import Settings
@@ -33,6 +33,7 @@ def describe_router(run: Path) -> dict[str, Any]:
 
 
 def build(
+    run: Path,
     preset: str | None,
     settings: Settings,
     corpus: Corpus,
@@ -48,14 +49,16 @@ def build(
 ) -> dict[str, Any]:
     """summary.json without `seconds_total`."""
     spec = training.spec
-    steps = len(spec.recipe.learning_rates)
-    sampled, exact = parameter_split(spec)
+    loads = {row["name"]: row["experts"] for row in router["areas"]}
+    parameters = [own.num_parameters * experts for own, experts in zip(training.specs, loads.values(), strict=True)]
+    steps = spec.train.steps
+    sampled, exact = spec.parameter_split()
     states = [state for marker in markers.values() for state in marker["experts"]["state"]]
     done = states.count("done")
     # a resumed run knows the wall time of its last launch alone
     whole = launched.experts == done + states.count("failed")
     cpu_seconds = sum(sum(marker["experts"]["seconds"]) for marker in markers.values())
-    name = {code: name for name, code in ESTIMATORS.items()}[spec.recipe.estimator]
+    estimator = settings.estimator
     for control, found in controls.items():
         heldout[control] = found.get("loss")
         if control == "backprop":
@@ -73,16 +76,23 @@ def build(
         },
         "router": router,
         "expert": {
-            "family": "mlp",
+            "family": spec.expert.family,
             "head": settings.head,
-            "params_per_expert": spec.shape.num_parameters,
+            "params_per_expert": spec.num_parameters,
             "params_sampled": sampled,
             "params_exact": exact,
-            "total_params": spec.shape.num_parameters * router["experts"],
+            "total_params": sum(parameters),
         },
+        "memory": memories.facts(run),
+        "seed_experts": {name: seeds.facts(run, name) for name in ("seed", "seed_mixer")},
         "estimator": {
-            "name": name,
-            "perturbations": spec.recipe.num_perturbations if name != "backprop" else 0,
+            "name": estimator.name,
+            "told": level(estimator, spec.expert),
+            "perturbations": spec.recipe.num_perturbations if estimator.site != "none" else 0,
+            "directions": estimator.directions,
+            "difference": estimator.difference,
+            "fitness": estimator.fitness,
+            "head": estimator.head,
             "evaluations_per_step": spec.evaluations_per_step,
         },
         "train": {
@@ -101,7 +111,7 @@ def build(
             "peak_anonymous_mb": launched.peak_anonymous_mb or None,
             "peak_rss_mb": launched.peak_resident_mb or None,
         },
-        "heldout": _without_nan({"frozen_body": None, "backprop": None, **heldout}),
+        "heldout": _without_nan({"frozen_body": None, "backprop": None, "mixers": None, **heldout}),
         "controls": controls,
         "baselines": baselines,
     }
@@ -123,13 +133,20 @@ def render(summary: dict[str, Any]) -> str:
     """The table for people."""
     held, train, router = summary["heldout"], summary["train"], summary["router"]
     text = "bits_per_byte" in held
-    unit = "bits/byte" if text else "nats"
-    loss = held["bits_per_byte"] if text else held["nll_nats"]
+    numbers = "rmse" in held
+    unit = "bits/byte" if text else "rmse" if numbers else "nats"
+    loss = held["bits_per_byte" if text else "rmse" if numbers else "nll_nats"]
     estimator = summary["estimator"]
     lines = [
         f"{router['experts']:,} experts ({router['cold_experts']:,} cold, {train['failed_experts']:,} failed) in "
         f"{len(router['areas'])} areas, {summary['expert']['params_per_expert']:,} parameters each, "
-        f"{estimator['name']} with {estimator['perturbations']} pairs",
+        f"{estimator['name']}"
+        + (
+            f", {estimator['perturbations']} {estimator['difference'].replace('_', '-')} probes"
+            if estimator["perturbations"]
+            else ""
+        )
+        + f", told {estimator['told']}",
         f"{train['steps']:,} steps each: "
         + (f"{train['seconds']:.1f} s on {train['workers']} workers, " if train["seconds"] is not None else "")
         + f"{train['cpu_seconds']:.0f} CPU-seconds"
@@ -152,16 +169,26 @@ def render(summary: dict[str, Any]) -> str:
     before = held.get("untrained_accuracy")
     rows.append(("  untrained (counts only)", held["untrained"], "" if before is None else f"accuracy {before:.3f}"))
     for control, label in (
-        ("frozen_body", "  frozen random body"),
+        ("seed", "  seed expert alone"),
+        ("mixers", "  all mixers of memory"),
+        ("seed_mixer", "  one mixer of memory"),
+        ("frozen_body", "  frozen body"),
         ("backprop", "  backprop (first order)"),
     ):
         if held.get(control) is not None:
-            seconds = summary["controls"][control].get("cpu_seconds")
+            seconds = summary["controls"].get(control, {}).get("cpu_seconds")
             rows.append((label, held[control], f"{seconds:.0f} CPU-seconds" if seconds else ""))
     for name, label in _LABELS.items():
         if name in summary["baselines"]:
             rows.append((label, summary["baselines"][name], "counts"))
     lines += [f"{label:<34}{value:>10.3f}  {note}".rstrip() for label, value, note in rows if value is not None]
+    if summary["memory"]:
+        tables, rows = (summary["memory"][field] / 1e6 for field in ("table_bytes", "row_bytes"))
+        lines += [
+            "",
+            f"memory: {tables:,.0f} MB of tables (stored rows: {rows:,.0f} MB) beside "
+            f"{4e-6 * summary['expert']['total_params']:,.0f} MB of parameters",
+        ]
     if "seconds_total" in summary:
         lines += ["", f"{summary['seconds_total']:.1f} s in all"]
     return "\n".join(lines)

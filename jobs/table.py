@@ -14,11 +14,11 @@ EXPERTS = "experts.parquet"
 
 
 def rows(
-    plan: Plan, markers: dict[int, Marker], area_names: list[str], steps: int, evaluations: int
+    plan: Plan, markers: dict[int, Marker], area_names: list[str], steps: int, evaluations: list[int]
 ) -> dict[str, list]:
     """Columns over all experts in order of their ids; an expert whose group is not done is `pending`.
 
-    probes counts forward passes of the expert's batches.
+    probes counts forward passes of the expert's batches; `evaluations` are those of a step, by area.
     """
     columns: dict[str, list] = {
         name: []
@@ -29,6 +29,7 @@ def rows(
             "size",
             "loss_first_nats",
             "loss_last_nats",
+            "kept_step",
             "probes",
             "dropped_pairs",
             "seconds",
@@ -48,7 +49,8 @@ def rows(
                 "size": own["size"][place] if own else None,
                 "loss_first_nats": own["loss_first"][place] if own else None,
                 "loss_last_nats": own["loss_last"][place] if own else None,
-                "probes": steps * evaluations if state == "done" else 0,
+                "kept_step": own["kept_step"][place] if own else None,
+                "probes": steps * evaluations[group.area] if state == "done" else 0,
                 "dropped_pairs": own["dropped_pairs"][place] if own else 0,
                 "seconds": own["seconds"][place] if own else 0.0,
                 "state": state,
@@ -73,6 +75,7 @@ def save(run: Path, columns: dict[str, list], seed: int) -> Path:
             ("seed", pa.uint64()),
             ("loss_first_nats", pa.float64()),
             ("loss_last_nats", pa.float64()),
+            ("kept_step", pa.int64()),
             ("probes", pa.int64()),
             ("dropped_pairs", pa.int64()),
             ("seconds", pa.float64()),

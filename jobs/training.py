@@ -12,14 +12,17 @@ from omegaconf import DictConfig
 from ..ensemble.inputs import num_outputs, training_frequencies, training_inputs
 from ..ensemble.layout import Layout
 from ..experts.bank import Bank, Marker
-from ..experts.training import TrainSpec, build_spec
+from ..experts.families.mlp import MlpSpec, build_spec
 from ..kernels.mlp_resident.contract import Inputs
 from ..router.partition import AreaPartition, open_partition
-from ..router.relay import load_relay
-from ..router.sources import load_corpus
+from ..router.relay import Relay, load_relay
+from ..router.sources import Corpus, load_corpus
+from . import memories
 from . import plan as plans
 from . import settings as settings_module
 from .markers import directory_of
+from .seeds import load_seed, seed_name
+from .settings import Settings
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Training:
 
     Attributes:
         directory: bank, markers and logs go here: the run directory, or controls/NAME in it.
-        spec: what decides an expert's result.
+        specs: what decides an expert's result, one an area.
         inputs: the corpus as the kernels see it.
         plan: groups.
         partition: inputs of every expert, by area.
@@ -36,11 +39,16 @@ class Training:
     """
 
     directory: Path
-    spec: TrainSpec
+    specs: tuple[MlpSpec, ...]
     inputs: Inputs
     plan: plans.Plan
     partition: list[AreaPartition]
     checkpoint_every: int
+
+    @property
+    def spec(self) -> MlpSpec:
+        """Of the first area; steps, batch, shape and backend are those of all."""
+        return self.specs[0]
 
     def group_inputs(self, group: plans.Group) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(indices, offsets, expert ids) of a group."""
@@ -50,10 +58,34 @@ class Training:
 
     def create_bank(self) -> Bank:
         """The bank, made if need be."""
-        roles = self.spec.shape.roles
         self.directory.mkdir(parents=True, exist_ok=True)
-        shapes = {**roles, "b0": roles["b2"]}
-        return Bank.create(self.directory, shapes, len(self.plan.groups), self.plan.group_size)
+        return Bank.create(self.directory, self.spec.roles, len(self.plan.groups), self.plan.group_size)
+
+
+def area_specs(run: Path, settings: Settings, corpus: Corpus, relay: Relay, control: str | None) -> tuple[MlpSpec, ...]:
+    """What decides an expert's result, one spec an area."""
+    estimator, optimizer = settings.estimator, settings.optimizer
+    if control == "backprop":
+        estimator = dataclasses.replace(estimator, name="backprop", directions="signs", head="delta")
+
+    def build(use_body: bool) -> MlpSpec:
+        expert = settings.expert(num_outputs(corpus), control != "frozen_body", use_body)
+        name = seed_name(expert.use_body)
+        return build_spec(
+            expert,
+            estimator,
+            optimizer,
+            settings.train,
+            relay.num_features,
+            training_frequencies(corpus),
+            settings.backend,
+            load_seed(run, name) if settings.seed_steps else None,
+        )
+
+    mixers = settings.mixer_areas
+    names = [area.name for area in settings.router().areas]
+    made = {use_body: build(use_body) for use_body in {name not in mixers and control != "mixers" for name in names}}
+    return tuple(made[name not in mixers and control != "mixers"] for name in names)
 
 
 def load(run: Path, config: DictConfig, control: str | None = None) -> Training:
@@ -67,23 +99,11 @@ def load(run: Path, config: DictConfig, control: str | None = None) -> Training:
     settings = settings_module.read(config)
     corpus = load_corpus(run / "source")
     relay = load_relay(run / "relay")
-    inputs = training_inputs(corpus, relay)
-    expert = settings.expert(num_outputs(corpus), train_body=control != "frozen_body")
-    estimator = settings.estimator
-    if control == "backprop":
-        estimator = dataclasses.replace(estimator, name="backprop")
-    spec = build_spec(
-        expert,
-        estimator,
-        settings.optimizer,
-        settings.train,
-        relay.num_features,
-        training_frequencies(corpus),
-        settings.backend,
-    )
+    inputs = training_inputs(corpus, relay, memories.open_rows(run) if settings.memory else None)
+    specs = area_specs(run, settings, corpus, relay, control)
     partition = open_partition(run / "partition")
     return Training(
-        directory_of(run, control), spec, inputs, plans.load(run), partition, settings.train.checkpoint_every
+        directory_of(run, control), specs, inputs, plans.load(run), partition, settings.train.checkpoint_every
     )
 
 

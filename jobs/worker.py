@@ -51,6 +51,7 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--control", default=None)
     parser.add_argument("--cores", default="")
+    parser.add_argument("--code", action="append", default=[])
     options = parser.parse_args()
     # what a library prints goes to the log, not between the lines for the launcher
     global _launcher
@@ -65,9 +66,10 @@ def main() -> None:
 
     from ..experts.commit import train_and_commit
     from ..experts.training import warm_up
-    from . import rundir
+    from . import code, rundir
     from .training import load
 
+    code.allow(options.code)
     facts = rundir.load_facts(options.run)
     training = load(options.run, rundir.stored_config(facts), options.control)
     bank = training.create_bank()
@@ -94,7 +96,7 @@ def main() -> None:
                 bank,
                 number,
                 group.area,
-                training.spec,
+                training.specs[group.area],
                 training.inputs,
                 indices,
                 offsets,

@@ -78,6 +78,36 @@ def load(typing_context, array, offset):
 
 
 @intrinsic
+def load_twice(typing_context, array, offset):
+    """Lanes l and 8 + l: array.flat[offset + l], l < 8; not bounds-checked."""
+    if not _is_float_array(array):
+        return None
+
+    def codegen(context, builder, signature, arguments):
+        half = ir.VectorType(_F32, LANES // 2)
+        pointer = _pointer(context, builder, signature.args[0], *arguments, half)
+        lanes = builder.load(pointer, align=4)
+        order = ir.Constant(_VI, [ir.Constant(_I32, lane % (LANES // 2)) for lane in range(LANES)])
+        return builder.shuffle_vector(lanes, ir.Constant(half, ir.Undefined), order)
+
+    return f32x16(array, types.intp), codegen
+
+
+@intrinsic
+def load_int8(typing_context, array, offset):
+    """Lanes array.flat[offset : offset + 16] of an int8 array in C order, as floats; not bounds-checked."""
+    if not (isinstance(array, types.Array) and array.dtype == types.int8 and array.layout == "C"):
+        return None
+
+    def codegen(context, builder, signature, arguments):
+        bytes_type = ir.VectorType(ir.IntType(8), LANES)
+        pointer = _pointer(context, builder, signature.args[0], *arguments, bytes_type)
+        return builder.sitofp(builder.load(pointer, align=1), _VF)
+
+    return f32x16(array, types.intp), codegen
+
+
+@intrinsic
 def store(typing_context, array, offset, vector):
     """Write the lanes to array.flat[offset : offset + 16]; not bounds-checked."""
     if not _is_float_array(array):
@@ -177,6 +207,18 @@ def relu(typing_context, vector):
     def codegen(context, builder, signature, arguments):
         (x,) = arguments
         return builder.select(builder.fcmp_ordered("<", x, _constant(0.0)), _constant(0.0), x)
+
+    return f32x16(f32x16), codegen
+
+
+@intrinsic
+def sign(typing_context, vector):
+    """-1.0 where the lane is < 0, NaN where it is NaN, else 1.0."""
+
+    def codegen(context, builder, signature, arguments):
+        (x,) = arguments
+        held = builder.select(builder.fcmp_unordered("uno", x, x), x, _constant(1.0))
+        return builder.select(builder.fcmp_ordered("<", x, _constant(0.0)), _constant(-1.0), held)
 
     return f32x16(f32x16), codegen
 

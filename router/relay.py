@@ -56,11 +56,19 @@ class ArrayRelay:
         mean: float32 [F0].
         scale: float32 [F0]; 1 where a column is constant.
         components: float32 [F0, F], or [0, 0] for none.
+        target_mean: of the training targets, where they are numbers.
+        target_scale: their deviation.
     """
 
     mean: np.ndarray
     scale: np.ndarray
     components: np.ndarray
+    target_mean: float = 0.0
+    target_scale: float = 1.0
+
+    def scaled_targets(self, y: np.ndarray) -> np.ndarray:
+        """float32 [N, 1]: targets as the experts see them, zero mean and unit deviation in training."""
+        return ((np.asarray(y, np.float64) - self.target_mean) / self.target_scale).astype(np.float32)[:, None]
 
     @property
     def num_features(self) -> int:
@@ -81,7 +89,8 @@ class ArrayRelay:
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write to a folder, which is made."""
         arrays = {"mean": self.mean, "scale": self.scale, "components": self.components}
-        save_state(directory, "relay", arrays, {"kind": "arrays"})
+        facts = {"kind": "arrays", "target_mean": self.target_mean, "target_scale": self.target_scale}
+        save_state(directory, "relay", arrays, facts)
 
 
 Relay = TextRelay | ArrayRelay
@@ -148,7 +157,15 @@ def fit_array_relay(corpus: ArrayCorpus, pca: int | None = None) -> ArrayRelay:
         rows = rows[:pca]
         rows *= np.sign(rows[np.arange(pca), np.abs(rows).argmax(1)])[:, None]
         components = np.ascontiguousarray(rows.T, np.float32)
-    return ArrayRelay(mean.astype(np.float32), scale.astype(np.float32), components)
+    y = corpus.y[corpus.split == TRAIN].astype(np.float64)
+    numbers = not corpus.num_classes
+    return ArrayRelay(
+        mean.astype(np.float32),
+        scale.astype(np.float32),
+        components,
+        float(y.mean()) if numbers else 0.0,
+        float(y.std()) or 1.0 if numbers else 1.0,
+    )
 
 
 def load_relay(directory: str | os.PathLike[str]) -> Relay:
@@ -157,6 +174,12 @@ def load_relay(directory: str | os.PathLike[str]) -> Relay:
         arrays, facts = load_state(directory, "relay")
         if facts["kind"] == "text":
             return TextRelay(arrays["embedding"], int(facts["context"]))
-        return ArrayRelay(arrays["mean"], arrays["scale"], arrays["components"])
+        return ArrayRelay(
+            arrays["mean"],
+            arrays["scale"],
+            arrays["components"],
+            float(facts.get("target_mean", 0.0)),
+            float(facts.get("target_scale", 1.0)),
+        )
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{directory}: no readable relay ({error}); start a new run") from None

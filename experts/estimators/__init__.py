@@ -2,8 +2,18 @@
 
 from .activation import Activation
 from .base import Estimator, EstimatorState
-from .spsa import Spsa
+from .weights import Agzo, Fzoo, LowRank, Spsa, WeightEstimator
 
-ESTIMATORS = {"activation": Activation, "spsa": Spsa}
+ESTIMATORS = {"activation": Activation, "spsa": Spsa, "fzoo": Fzoo, "lowrank": LowRank, "agzo": Agzo}
 
-__all__ = ["ESTIMATORS", "Activation", "Estimator", "EstimatorState", "Spsa"]
+__all__ = [
+    "ESTIMATORS",
+    "Activation",
+    "Agzo",
+    "Estimator",
+    "EstimatorState",
+    "Fzoo",
+    "LowRank",
+    "Spsa",
+    "WeightEstimator",
+]

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ...kernels.errors import UserError
+from .. import code
 from ..plan import Group
 from ..progress import Progress
 from ..slices import ONE_THREAD, Slice
@@ -113,6 +114,8 @@ class LocalEngine:
         command = [sys.executable, "-P", "-m", "colonnade.jobs.worker", str(self.run), "--cores", cores]
         if self.control:
             command += ["--control", self.control]
+        for name in code.allowed():
+            command += ["--code", name]
         log = open(self.directory / "logs" / f"worker-{number}.log", "ab")  # noqa: SIM115 - lives with the worker
         process = subprocess.Popen(
             command,

@@ -78,6 +78,7 @@ def _train(
     }
     baselines = stages.baselines(run_directory) if fields.number(config, "baselines", bool) else {}
     summary = summaries.build(
+        run=run_directory,
         preset=rundir.load_facts(run_directory)["preset"],
         settings=settings,
         corpus=corpus,

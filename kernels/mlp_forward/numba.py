@@ -10,29 +10,37 @@ from __future__ import annotations
 
 import numpy as np
 
-from .. import simd
 from ..compile import jit
 from ..mlp_resident.contract import HEAD_TREE, MAX_TREE_DEPTH, Inputs, MlpShape
-from ..mlp_resident.numba import _body_forward, _gather, _logits, _relu_rows, _target_rows
+from ..mlp_resident.layers import (
+    LANES,
+    activate_rows,
+    add_memory_logits,
+    body_forward,
+    data_of,
+    dims_of,
+    gather,
+    logits,
+    row_starts,
+    target_rows,
+)
 
-_LANES = simd.LANES
 _TILE = 8
 
 
 @jit
-def _forward(text, embedding, width, context, matrix, is_text, positions, experts, targets, packed, num_features,
-             features, hidden, num_rows, padded_rows, depth, is_tree, along_path, parameter_offsets, out):  # fmt: skip
-    b1, w2, b2 = parameter_offsets
-    head_rows = MAX_TREE_DEPTH if along_path else padded_rows
-    wanted = depth if along_path else num_rows
-    x = np.zeros(_TILE * features + _LANES, np.float32)
-    h = np.zeros(_TILE * hidden, np.float32)
-    z = np.zeros(head_rows + _LANES, np.float32)
-    biases = np.zeros(_LANES, np.float32)
-    path_signs = np.zeros(_LANES, np.float32)
+def _forward(data, dims, positions, experts, targets, packed, along_path, out):
+    head_rows = MAX_TREE_DEPTH if along_path else dims.padded_rows
+    wanted = dims.depth if along_path else dims.num_rows
+    x = np.zeros(_TILE * dims.features + LANES, np.float32)
+    h = np.zeros(_TILE * dims.hidden, np.float32)
+    z = np.zeros(head_rows + LANES, np.float32)
+    starts = np.zeros(head_rows + LANES, np.float32)
+    path_signs = np.zeros(LANES, np.float32)
     rows = np.zeros(head_rows, np.int64)
+    text, embedding, matrix, table = data.text, data.embedding, data.matrix, data.memory
     if along_path:
-        rows[:] = padded_rows - 1
+        rows[:] = dims.padded_rows - 1
     else:
         for r in range(head_rows):
             rows[r] = r
@@ -45,49 +53,33 @@ def _forward(text, embedding, width, context, matrix, is_text, positions, expert
         if expert >= 0:
             theta = packed[expert]
             for i in range(start, stop):
-                _gather(x, positions[i], i - start, num_features, features, is_text, text, embedding, width, context,
-                        matrix)  # fmt: skip
-            _body_forward(theta, x, h, _TILE, features, hidden, b1)
-            _relu_rows(h, h, _TILE * hidden)
+                gather(positions[i], i - start, dims.num_features, dims.features, data.is_text, text, embedding,
+                       data.width, data.context, matrix, x)  # fmt: skip
+            body_forward(theta, x, h, _TILE, dims.features, dims.hidden, dims.b1)
+            activate_rows(h, h, _TILE * dims.hidden, dims.activation)
             for i in range(start, stop):
                 if along_path:
-                    _target_rows(targets[i], depth, is_tree, rows, path_signs)
-                _logits(theta, rows, head_rows, hidden, w2, b2, h, (i - start) * hidden, biases, z)
+                    target_rows(targets[i], dims.depth, dims.head, rows, path_signs)
+                row_starts(theta, rows, dims.b2, starts)
+                # without a path, memory is added by the caller: every row has its own
+                if along_path and dims.memory > 0:
+                    add_memory_logits(theta, dims.u, table, positions[i], dims.depth, starts)
+                logits(theta, rows, head_rows, dims.hidden, dims.w2, starts, h, (i - start) * dims.hidden, z)
                 for r in range(wanted):
                     out[i, r] = z[r]
         start = stop
 
 
 def _call(shape: MlpShape, inputs: Inputs, positions, experts, targets, packed, along_path: bool, columns: int):
-    no_floats = np.zeros((1, 1), np.float32)
     out = np.zeros((len(positions), columns), np.float32)
-    if inputs.text is None:
-        text, embedding, width = np.zeros(1, np.uint8), no_floats.ravel(), 0
-        matrix = inputs.x
-    else:
-        assert inputs.embedding is not None
-        text, width, matrix = inputs.text, inputs.embedding.shape[1], no_floats
-        embedding = np.concatenate([inputs.embedding.ravel(), np.zeros(_LANES, np.float32)])
     _forward(
-        text,
-        embedding,
-        width,
-        inputs.context,
-        matrix,
-        inputs.text is not None,
+        data_of(inputs),
+        dims_of(shape),
         np.ascontiguousarray(positions, np.int64),
         np.ascontiguousarray(experts, np.int64),
         np.ascontiguousarray(targets, np.int64),
         packed,
-        shape.num_features,
-        shape.padded_features,
-        shape.padded_hidden,
-        shape.num_rows,
-        shape.padded_rows,
-        shape.tree_depth,
-        shape.head == HEAD_TREE,
         along_path,
-        (shape.offset_b1, shape.offset_w2, shape.offset_b2),
         out,
     )
     return out

@@ -1,28 +1,42 @@
 """What every backend of the resident MLP loop takes and returns.
 
 Legend: G experts of a group, N inputs of the corpus, B batch, F features, H hidden, V outputs, R head rows,
-K depth of the tree (log2 V), P perturbations, T packed parameters of one expert, C points of a loss curve.
+K depth of the tree (log2 V), M memory features of a node, P perturbations, T packed parameters of one expert,
+C points of a loss curve.
 
 The expert, for an input x [F] and a target y:
 
     h = x W1 + b1                      W1 [F, H]
-    a = relu(h)
+    a = relu(h), or sign(h) with sign(0) = 1
     z = W2 a + b2                      W2 [R, H]
     tree:     R = V - 1, row r is heap node r + 1; the path of y visits node (1 << k) | (y >> (K - k)) at depth k;
+              z_k += U_k m_k with memory m [K, M] of the position and U [K, M];
               L = sum_k softplus(-s_k z_k), s_k = +1 where bit K-1-k of y is set, else -1
     softmax:  R = V, L = logsumexp(z) - z_y
+    regression: R = V, L = sum_v (z_v - y_v)^2 for y [V]
+
+An estimator is a choice of four things (see `Recipe`): where it perturbs (site), along what (directions), which ends
+it compares (difference), and how losses become coefficients (fitness).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-HEAD_TREE, HEAD_SOFTMAX = 0, 1
-ACTIVATION, SPSA, BACKPROP = 0, 1, 2
-SIGNS, HADAMARD = 0, 1
+LossFunction = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+HEAD_TREE, HEAD_SOFTMAX, HEAD_REGRESSION = 0, 1, 2
+RELU, SIGN = 0, 1
+ACTIVATIONS, WEIGHTS, CALCULUS = 0, 1, 2
+SIGNS, HADAMARD, SPARSE, GAUSSIAN, LOWRANK, SUBSPACE = 0, 1, 2, 3, 4, 5
+CENTRAL, ONE_SIDED = 0, 1
+PLAIN, STD, RANKS, NORMALISED = 0, 1, 2, 3
+HEAD_SAME, HEAD_PAIRS, HEAD_DELTA = 0, 1, 2
 SGD, MOMENTUM, ADAM = 0, 1, 2
+LOSS_LIKELIHOOD, LOSS_ZERO_ONE, LOSS_FUNCTION = 0, 1, 2
 
 STATUS_OK, STATUS_NO_FINITE_PAIR, STATUS_NONFINITE_WEIGHT = 0, 1, 2
 REASONS = {
@@ -32,14 +46,29 @@ REASONS = {
 
 CURVE_POINTS = 10
 MAX_TREE_DEPTH = 8
+# lanes of a vector, and the memory features of a node
+MEMORY_FEATURES = 16
+# memory is stored as int8 in these units of log-odds
+MEMORY_UNIT = 1 / 16
 
-HEADS = {"tree": HEAD_TREE, "softmax": HEAD_SOFTMAX}
-ESTIMATORS = {"activation": ACTIVATION, "spsa": SPSA, "backprop": BACKPROP}
-DIRECTIONS = {"signs": SIGNS, "hadamard": HADAMARD}
+HEADS = {"tree": HEAD_TREE, "softmax": HEAD_SOFTMAX, "regression": HEAD_REGRESSION}
+DIRECTIONS = {
+    "signs": SIGNS,
+    "hadamard": HADAMARD,
+    "sparse": SPARSE,
+    "gaussian": GAUSSIAN,
+    "lowrank": LOWRANK,
+    "subspace": SUBSPACE,
+}
+DIFFERENCES = {"central": CENTRAL, "one_sided": ONE_SIDED}
+FITNESS = {"plain": PLAIN, "std": STD, "ranks": RANKS, "normalised": NORMALISED}
+HEAD_RULES = {"same": HEAD_SAME, "pairs": HEAD_PAIRS, "delta": HEAD_DELTA}
 OPTIMIZERS = {"sgd": SGD, "momentum": MOMENTUM, "adam": ADAM}
 
 # layer field of the Philox counter
-LAYER_BODY, LAYER_HEAD, LAYER_ALL = 0, 1, 2
+LAYER_BODY, LAYER_HEAD, LAYER_ALL, LAYER_DENSITY, LAYER_NORMAL, LAYER_BASIS = 0, 1, 2, 3, 4, 5
+# rounds of subspace iteration for the basis of a layer's inputs
+BASIS_ROUNDS = 3
 
 
 def tree_rows(targets: np.ndarray, depth: int) -> np.ndarray:
@@ -65,10 +94,16 @@ class MlpShape:
     hidden: int
     num_outputs: int
     head: int
+    num_memory: int = 0
+    activation: int = RELU
+
+    def __post_init__(self) -> None:
+        assert self.num_memory in (0, MEMORY_FEATURES)
+        assert not self.num_memory or self.head == HEAD_TREE
 
     @property
     def tree_depth(self) -> int:
-        """K: decisions on a path of the tree; 0 for a softmax head."""
+        """K: decisions on a path of the tree; 0 for other heads."""
         return self.num_outputs.bit_length() - 1 if self.head == HEAD_TREE else 0
 
     @property
@@ -100,7 +135,8 @@ class MlpShape:
     def roles(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the weights of one expert, by role."""
         rows, hidden = self.num_rows, self.hidden
-        return {"w1": (self.num_features, hidden), "b1": (hidden,), "w2": (rows, hidden), "b2": (rows,)}
+        roles = {"w1": (self.num_features, hidden), "b1": (hidden,), "w2": (rows, hidden), "b2": (rows,)}
+        return {**roles, "u": (self.tree_depth, self.num_memory)} if self.num_memory else roles
 
     @property
     def num_parameters(self) -> int:
@@ -130,6 +166,11 @@ class MlpShape:
     @property
     def packed_size(self) -> int:
         """T: floats of the packed vector, padding included."""
+        return self.offset_u + MAX_TREE_DEPTH * self.num_memory
+
+    @property
+    def offset_u(self) -> int:
+        """Where the memory weights U begin."""
         return self.offset_b2 + self.padded_rows
 
     def views(self, packed: np.ndarray) -> dict[str, np.ndarray]:
@@ -138,12 +179,16 @@ class MlpShape:
         hidden = self.padded_hidden
         w1 = packed[..., : self.offset_b1].reshape(*lead, self.padded_features, hidden)
         w2 = packed[..., self.offset_w2 : self.offset_b2].reshape(*lead, self.padded_rows, hidden)
-        return {
+        views = {
             "w1": w1[..., : self.num_features, : self.hidden],
             "b1": packed[..., self.offset_b1 : self.offset_b1 + self.hidden],
             "w2": w2[..., : self.num_rows, : self.hidden],
             "b2": packed[..., self.offset_b2 : self.offset_b2 + self.num_rows],
         }
+        if self.num_memory:
+            u = packed[..., self.offset_u :].reshape(*lead, MAX_TREE_DEPTH, self.num_memory)
+            views["u"] = u[..., : self.tree_depth, :]
+        return views
 
     def pack(self, weights: dict[str, np.ndarray]) -> np.ndarray:
         """Packed float32 [G, T] of weights by role, each with a leading axis G."""
@@ -169,24 +214,40 @@ class Recipe:
     """How an expert is trained; everything but its inputs.
 
     Attributes:
-        estimator: ACTIVATION, SPSA or BACKPROP.
-        directions: SIGNS or HADAMARD (ACTIVATION only).
-        num_perturbations: P pairs.
-        perturbation_size: e, at the body's activations or at all weights.
+        site: ACTIVATIONS (of the hidden layer, for every example), WEIGHTS, or CALCULUS (the first-order reference).
+        directions: SIGNS; HADAMARD (activations); SPARSE, GAUSSIAN, LOWRANK or SUBSPACE (weights).
+        num_perturbations: P directions a step.
+        perturbation_size: e, in units of a pre-activation or of a weight.
         head_perturbation_size: e of the scalar pairs at the head's logits.
         optimizer: SGD, MOMENTUM or ADAM.
         beta1: decay of the first moment (MOMENTUM, ADAM).
         beta2: decay of the second moment (ADAM).
         epsilon: ADAM's denominator term.
         clip_norm: largest norm of an expert's gradient; 0 for no limit.
-        weight_decay: decoupled decay of W1 and W2 towards zero, as a factor of the learning rate.
+        weight_decay: decoupled decay of W1, W2 and U towards the anchor, or zero without one, as a factor of the
+            learning rate.
         train_body: False freezes W1 and b1.
+        use_body: False leaves out the hidden layer: biases and memory alone.
         batch: inputs a step, drawn with replacement.
         learning_rates: float32 [steps].
         seed: run seed.
+        difference: CENTRAL, (L(+e) - L(-e)) / 2e, or ONE_SIDED, (L(+e) - L) / e.
+        fitness: PLAIN; STD divides by the standard deviation of the perturbed losses; RANKS replaces losses by centred
+            ranks in [-1/2, 1/2]; NORMALISED by (L - mean) / std.
+        head_rule: HEAD_SAME perturbs the head with the body (WEIGHTS); HEAD_PAIRS takes a +/- pair at every scalar
+            logit; HEAD_DELTA the exact local rule (p - onehot) a^T.
+        density: share of entries that SPARSE directions hold.
+        rescale: divide SPARSE estimates by their density, which makes them unbiased.
+        rank: of LOWRANK and SUBSPACE.
+        loss: LOSS_LIKELIHOOD (cross entropy, or squared error for regression), LOSS_ZERO_ONE, or LOSS_FUNCTION.
+        loss_function: of LOSS_FUNCTION: (outputs [n, V], targets [n]) -> float [n].
+        anchor: float32 [T] that weights decay towards, or None for zero.
+        grid: float32 [T] spacing of the values that weights may take, or None; a step is rounded to it at random,
+            up or down with probabilities that keep its mean.
+        levels: weights on the grid lie within this many spacings of zero.
     """
 
-    estimator: int
+    site: int
     directions: int
     num_perturbations: int
     perturbation_size: float
@@ -201,6 +262,18 @@ class Recipe:
     batch: int
     learning_rates: np.ndarray
     seed: int
+    difference: int = CENTRAL
+    fitness: int = PLAIN
+    head_rule: int = HEAD_PAIRS
+    density: float = 1.0
+    rescale: bool = True
+    rank: int = 1
+    loss: int = LOSS_LIKELIHOOD
+    loss_function: LossFunction | None = None
+    anchor: np.ndarray | None = None
+    grid: np.ndarray | None = None
+    levels: int = 127
+    use_body: bool = True
 
 
 @dataclass(frozen=True)
@@ -212,7 +285,8 @@ class Inputs:
         embedding: float32 [256, D].
         context: bytes before p that are features: F = context * D, the previous byte first.
         x: float32 [N, F], or None for text.
-        y: int32 [N], or None for text.
+        y: int32 [N], or float32 [N, V] for regression; None for text.
+        memory: int8 [N, K, M] in units of MEMORY_UNIT, or None.
     """
 
     text: np.ndarray | None = None
@@ -220,6 +294,7 @@ class Inputs:
     context: int = 0
     x: np.ndarray | None = None
     y: np.ndarray | None = None
+    memory: np.ndarray | None = None
 
     @property
     def num_features(self) -> int:

@@ -1,405 +1,654 @@
 """The resident MLP loop for CPUs: one expert in one thread, all of it in cache, from first step to last.
 
-Sixteen lanes hold eight antithetic pairs: lane j is the loss under +v_j, lane 8 + j under -v_j, so a forward pass
-per example updates eight head rows with sixteen products each and never leaves registers. P is rounded up to a
-multiple of eight lanes; the spare lanes are ignored. No perturbation is ever written into the weights.
+Sixteen lanes hold the ends of sixteen one-sided probes of the hidden layer, or of eight antithetic pairs (lane j the
+loss under +v_j, lane 8 + j under -v_j), so a forward pass per example updates eight head rows with sixteen products
+each and never leaves registers. P is rounded up to whole vectors; spare lanes are ignored. No perturbation is ever
+written into the weights.
 """
 
 from __future__ import annotations
+
+from collections import namedtuple
 
 import numpy as np
 
 from .. import simd
 from ..compile import jit
-from ..philox.numba import philox4x32
-from ..philox.reference import PURPOSE_BATCH, PURPOSE_PERTURBATION, pack_draw, split_seed
+from ..philox.reference import split_seed
 from .contract import (
-    ACTIVATION,
-    BACKPROP,
+    ACTIVATIONS,
+    CALCULUS,
+    CENTRAL,
     CURVE_POINTS,
     HADAMARD,
+    HEAD_DELTA,
+    HEAD_REGRESSION,
+    HEAD_SAME,
+    HEAD_SOFTMAX,
     HEAD_TREE,
-    LAYER_ALL,
-    LAYER_BODY,
+    LOSS_LIKELIHOOD,
+    LOWRANK,
     MAX_TREE_DEPTH,
-    MOMENTUM,
-    SGD,
-    SPSA,
+    NORMALISED,
+    PLAIN,
+    RANKS,
+    SIGN,
     STATUS_NO_FINITE_PAIR,
     STATUS_NONFINITE_WEIGHT,
     STATUS_OK,
+    SUBSPACE,
+    WEIGHTS,
     GroupState,
     Inputs,
     MlpShape,
     Recipe,
 )
+from .draws import (
+    DRAW_BATCH,
+    DRAW_NORMAL,
+    draw_normals,
+    draw_words,
+    fill_signs,
+    flat_direction,
+    hadamard_word,
+    input_basis,
+)
+from .layers import (
+    LANES,
+    NO_BIAS,
+    activate_rows,
+    add_memory_gradient,
+    add_memory_logits,
+    body_forward,
+    data_of,
+    dims_of,
+    eight_rows,
+    exact_head,
+    gather,
+    logits,
+    regression_head_pairs,
+    regression_lane_losses,
+    row_starts,
+    softmax_head_pairs,
+    softmax_lane_losses,
+    softplus,
+    target_rows,
+    tile,
+    tree_head_pairs,
+    tree_lane_losses,
+    wanted_values,
+)
+from .optimizers import clip, decay, round_to_grid, update
 
-_LANES = simd.LANES
-_PAIRS = _LANES // 2
-_DRAW_BATCH = np.uint32(pack_draw(PURPOSE_BATCH))
-_DRAW_BODY = np.uint32(pack_draw(PURPOSE_PERTURBATION, LAYER_BODY))
-_DRAW_ALL = np.uint32(pack_draw(PURPOSE_PERTURBATION, LAYER_ALL))
-_NO_BIAS = np.float32(-1e30)
+_PAIRS = LANES // 2
+_EPSILON = np.float32(2**-23)
 
-
-@jit
-def _draw_words(out, count, draw, step, expert, key_0, key_1):
-    for block in range((count + 3) // 4):
-        a, b, c, d = philox4x32(np.uint32(block), draw, step, expert, key_0, key_1)
-        out[4 * block] = a
-        out[4 * block + 1] = b
-        out[4 * block + 2] = c
-        out[4 * block + 3] = d
-
-
-@jit
-def _tile(a, a_offset, row_stride, k_stride, depth, b, b_offset, b_stride, c, c_offset, c_stride, start):
-    """C[8, 16] = start + A[8, depth] B[depth, 16] with all of C in registers; `start` is one vector."""
-    c0 = c1 = c2 = c3 = c4 = c5 = c6 = c7 = start
-    for k in range(depth):
-        row = simd.load(b, b_offset + k * b_stride)
-        p = a_offset + k * k_stride
-        c0 = simd.fma(simd.broadcast(a, p), row, c0)
-        c1 = simd.fma(simd.broadcast(a, p + row_stride), row, c1)
-        c2 = simd.fma(simd.broadcast(a, p + 2 * row_stride), row, c2)
-        c3 = simd.fma(simd.broadcast(a, p + 3 * row_stride), row, c3)
-        c4 = simd.fma(simd.broadcast(a, p + 4 * row_stride), row, c4)
-        c5 = simd.fma(simd.broadcast(a, p + 5 * row_stride), row, c5)
-        c6 = simd.fma(simd.broadcast(a, p + 6 * row_stride), row, c6)
-        c7 = simd.fma(simd.broadcast(a, p + 7 * row_stride), row, c7)
-    simd.store(c, c_offset, c0)
-    simd.store(c, c_offset + c_stride, c1)
-    simd.store(c, c_offset + 2 * c_stride, c2)
-    simd.store(c, c_offset + 3 * c_stride, c3)
-    simd.store(c, c_offset + 4 * c_stride, c4)
-    simd.store(c, c_offset + 5 * c_stride, c5)
-    simd.store(c, c_offset + 6 * c_stride, c6)
-    simd.store(c, c_offset + 7 * c_stride, c7)
-
-
-@jit
-def _eight_rows(theta, rows, first, hidden, w2, b2, lanes, out):
-    """out[8, 16]: logits of rows[first : first + 8] for the sixteen activation vectors in `lanes` [hidden, 16]."""
-    r0 = w2 + rows[first] * hidden
-    r1 = w2 + rows[first + 1] * hidden
-    r2 = w2 + rows[first + 2] * hidden
-    r3 = w2 + rows[first + 3] * hidden
-    r4 = w2 + rows[first + 4] * hidden
-    r5 = w2 + rows[first + 5] * hidden
-    r6 = w2 + rows[first + 6] * hidden
-    r7 = w2 + rows[first + 7] * hidden
-    c0 = simd.broadcast(theta, b2 + rows[first])
-    c1 = simd.broadcast(theta, b2 + rows[first + 1])
-    c2 = simd.broadcast(theta, b2 + rows[first + 2])
-    c3 = simd.broadcast(theta, b2 + rows[first + 3])
-    c4 = simd.broadcast(theta, b2 + rows[first + 4])
-    c5 = simd.broadcast(theta, b2 + rows[first + 5])
-    c6 = simd.broadcast(theta, b2 + rows[first + 6])
-    c7 = simd.broadcast(theta, b2 + rows[first + 7])
-    for i in range(hidden):
-        active = simd.load(lanes, i * _LANES)
-        c0 = simd.fma(simd.broadcast(theta, r0 + i), active, c0)
-        c1 = simd.fma(simd.broadcast(theta, r1 + i), active, c1)
-        c2 = simd.fma(simd.broadcast(theta, r2 + i), active, c2)
-        c3 = simd.fma(simd.broadcast(theta, r3 + i), active, c3)
-        c4 = simd.fma(simd.broadcast(theta, r4 + i), active, c4)
-        c5 = simd.fma(simd.broadcast(theta, r5 + i), active, c5)
-        c6 = simd.fma(simd.broadcast(theta, r6 + i), active, c6)
-        c7 = simd.fma(simd.broadcast(theta, r7 + i), active, c7)
-    base = first * _LANES
-    simd.store(out, base, c0)
-    simd.store(out, base + 16, c1)
-    simd.store(out, base + 32, c2)
-    simd.store(out, base + 48, c3)
-    simd.store(out, base + 64, c4)
-    simd.store(out, base + 80, c5)
-    simd.store(out, base + 96, c6)
-    simd.store(out, base + 112, c7)
+# the recipe's settings as the loop takes them
+_Rule = namedtuple(
+    "_Rule", "site directions probes size head_size difference fitness head_rule density rescale rank "
+    "optimizer beta1 beta2 epsilon clip_norm weight_decay train_body use_body batch levels"
+)  # fmt: skip
+# arrays of one step, made once a call. Functions called for every example take them one by one: a tuple of arrays is
+# copied, and counted, at every call (measured: five times slower)
+_Work = namedtuple(
+    "_Work", "x h a delta gradient trial z words signs lanes z_lanes logits starts memory slopes scratch losses "
+    "plus minus shares rows path_signs halves targets positions wanted unit_mask basis factored"
+)  # fmt: skip
+# factors of a direction, bases of the layers' inputs, and x A
+_Factored = namedtuple("_Factored", "factors basis1 basis2 product")
 
 
 @jit
-def _tree_lane_losses(z, path_signs, out):
-    """out[16]: sum over the path of softplus(-s z), z [8, 16], s 0 off the path.
-
-    The logarithms of the eight factors 1 + exp(-|m|), each in [1, 2], are taken as one of their product; a factor
-    off the path is replaced by 1.
-    """
-    linear = simd.splat(np.float32(0))
-    product = simd.splat(np.float32(1))
-    for k in range(MAX_TREE_DEPTH):
-        sign = simd.broadcast(path_signs, k)
-        logit = simd.mul(sign, simd.load(z, k * _LANES))
-        linear = simd.sub(linear, simd.sub(logit, simd.relu(logit)))
-        tail = simd.exp_of_negative(simd.sub(simd.splat(np.float32(0)), simd.absolute(logit)))
-        product = simd.fma(product, simd.mul(tail, simd.absolute(sign)), product)
-    simd.store(out, 0, simd.add(linear, simd.log(product)))
-
-
-@jit
-def _softmax_lane_losses(z, padded_rows, target, out):
-    """out[16]: logsumexp over rows minus the target's row, z [padded_rows, 16]; `sum - sum` carries NaN past log."""
-    highest = simd.load(z, 0)
-    for r in range(1, padded_rows):
-        highest = simd.maximum(highest, simd.load(z, r * _LANES))
-    total = simd.splat(np.float32(0))
-    for r in range(padded_rows):
-        total = simd.add(total, simd.exp_of_negative(simd.sub(simd.load(z, r * _LANES), highest)))
-    loss = simd.add(simd.log(total), simd.sub(highest, simd.load(z, target * _LANES)))
-    simd.store(out, 0, simd.add(loss, simd.sub(total, total)))
-
-
-@jit
-def _softplus(x):
-    """softplus of each lane."""
-    tail = simd.exp_of_negative(simd.sub(simd.splat(np.float32(0)), simd.absolute(x)))
-    return simd.add(simd.relu(x), simd.log(simd.add(simd.splat(np.float32(1)), tail)))
-
-
-@jit
-def _eight_dots(theta, rows, first, hidden, w2, active, active_offset):
-    """Lanes l and 8 + l: W2[rows[first + l]] a."""
-    c0 = c1 = c2 = c3 = c4 = c5 = c6 = c7 = simd.splat(np.float32(0))
-    for i in range(0, hidden, _LANES):
-        unit = simd.load(active, active_offset + i)
-        c0 = simd.fma(simd.load(theta, w2 + rows[first] * hidden + i), unit, c0)
-        c1 = simd.fma(simd.load(theta, w2 + rows[first + 1] * hidden + i), unit, c1)
-        c2 = simd.fma(simd.load(theta, w2 + rows[first + 2] * hidden + i), unit, c2)
-        c3 = simd.fma(simd.load(theta, w2 + rows[first + 3] * hidden + i), unit, c3)
-        c4 = simd.fma(simd.load(theta, w2 + rows[first + 4] * hidden + i), unit, c4)
-        c5 = simd.fma(simd.load(theta, w2 + rows[first + 5] * hidden + i), unit, c5)
-        c6 = simd.fma(simd.load(theta, w2 + rows[first + 6] * hidden + i), unit, c6)
-        c7 = simd.fma(simd.load(theta, w2 + rows[first + 7] * hidden + i), unit, c7)
-    return simd.sum_eight(c0, c1, c2, c3, c4, c5, c6, c7)
-
-
-@jit
-def _logits(theta, rows, num_rows, hidden, w2, b2, active, active_offset, biases, z):
-    """z[num_rows] = W2[rows] a + b2[rows], num_rows a multiple of 8; z[-8:] repeats the last eight."""
-    for r in range(0, num_rows, 8):
-        for k in range(8):
-            biases[k] = theta[b2 + rows[r + k]]
-            biases[8 + k] = biases[k]
-        dots = _eight_dots(theta, rows, r, hidden, w2, active, active_offset)
-        simd.store(z, r, simd.add(dots, simd.load(biases, 0)))
-
-
-@jit
-def _tree_head_pairs(z, path_signs, halves, size, gradient):
-    """gradient[k] of the loss at each scalar logit of the path by one +/- pair; returns the mean loss of the pairs.
-
-    z and path_signs (0 off the path) repeat their eight values; `halves` is +1 in lanes 0..7 and -1 in the others.
-    """
-    signs = simd.load(path_signs, 0)
-    side = simd.load(halves, 0)
-    moved = simd.fma(side, simd.splat(size), simd.load(z, 0))
-    losses = simd.mul(_softplus(simd.sub(simd.splat(np.float32(0)), simd.mul(signs, moved))), simd.absolute(signs))
-    difference = simd.sub(losses, simd.swap_halves(losses))
-    simd.store(gradient, 0, simd.mul(difference, simd.splat(np.float32(0.5) / size)))
-    return np.float32(0.5) * simd.sum_lanes(losses)
+def _work(dims, rule):
+    head_rows = MAX_TREE_DEPTH if dims.head == HEAD_TREE else dims.padded_rows
+    padded_batch = (rule.batch + 7) // 8 * 8
+    lanes = _PAIRS if rule.difference == CENTRAL else LANES
+    blocks = (rule.probes + lanes - 1) // lanes
+    words = rule.batch * dims.sign_words
+    by_weights = rule.site == WEIGHTS
+    probing = rule.site == ACTIVATIONS
+    factored = by_weights and (rule.directions == LOWRANK or rule.directions == SUBSPACE)
+    rank = rule.rank if factored else 0
+    factors = (dims.num_features + dims.hidden + dims.num_rows + dims.hidden) * rank
+    factors += dims.hidden + dims.num_rows + dims.depth * dims.memory
+    drawn = dims.size if by_weights else 0
+    if not factored:
+        factors = 0
+    parts = _Factored(
+        np.zeros(factors, np.float32),
+        np.zeros(dims.features * rank, np.float32),
+        np.zeros(dims.hidden * rank, np.float32),
+        np.zeros(padded_batch * rank, np.float32),
+    )
+    sign_count = blocks * words * LANES if probing else 0
+    halves = np.ones(LANES, np.float32)
+    halves[_PAIRS:] = -1
+    rows = np.empty(head_rows, np.int64)
+    for r in range(head_rows):
+        rows[r] = dims.padded_rows - 1 if dims.head == HEAD_TREE else r
+    unit_mask = np.zeros(dims.hidden, np.float32)
+    unit_mask[: dims.true_hidden] = 1
+    basis = np.zeros(rule.probes * dims.sign_words, np.uint32)
+    if probing and rule.directions == HADAMARD:
+        for j in range(rule.probes):
+            for word in range(dims.sign_words):
+                basis[j * dims.sign_words + word] = hadamard_word(j, word)
+    return _Work(
+        np.zeros(padded_batch * dims.features + LANES, np.float32),
+        np.zeros(padded_batch * dims.hidden, np.float32),
+        np.zeros(padded_batch * dims.hidden, np.float32),
+        np.zeros(padded_batch * dims.hidden, np.float32),
+        np.zeros(dims.size, np.float32),
+        np.zeros(drawn, np.float32),
+        np.zeros(drawn, np.float32),
+        np.zeros(max(drawn + 4, words + 4, rule.batch + 4), np.uint32),
+        np.zeros(sign_count, np.uint32),
+        np.zeros(dims.hidden * LANES, np.float32),
+        np.zeros(head_rows * LANES, np.float32),
+        np.full(head_rows + LANES, NO_BIAS, np.float32),
+        np.zeros(head_rows + LANES, np.float32),
+        np.zeros(LANES, np.float32),
+        np.zeros(head_rows + LANES, np.float32),
+        np.zeros(head_rows + LANES, np.float32),
+        np.zeros(LANES, np.float32),
+        np.zeros(rule.probes),
+        np.zeros(rule.probes),
+        np.zeros(blocks * lanes, np.float32),
+        rows,
+        np.zeros(LANES, np.float32),
+        halves,
+        np.zeros(rule.batch, np.int64),
+        np.zeros(rule.batch, np.int64),
+        np.zeros(head_rows + LANES, np.float32),
+        unit_mask,
+        basis,
+        parts,
+    )
 
 
 @jit
-def _softmax_head_pairs(z, num_rows, padded_rows, target, size, scratch, gradient):
-    """As `_tree_head_pairs` for a softmax: moving one logit changes one term of the sum, so a pair costs O(1)."""
-    highest = z[0]
-    for r in range(1, num_rows):
-        if not z[r] <= highest:
-            highest = z[r]
-    top = simd.splat(highest + size)
-    total = np.float32(0)
-    for r in range(0, padded_rows, _LANES):
-        shifted = simd.exp_of_negative(simd.sub(simd.load(z, r), top))
-        simd.store(scratch, r, shifted)
-        total += simd.sum_lanes(shifted)
-    step = simd.splat(size)
-    for r in range(0, padded_rows, _LANES):
-        others = simd.sub(simd.splat(total), simd.load(scratch, r))
-        raised = simd.exp_of_negative(simd.sub(simd.add(simd.load(z, r), step), top))
-        lowered = simd.exp_of_negative(simd.sub(simd.sub(simd.load(z, r), step), top))
-        difference = simd.sub(simd.log(simd.add(others, raised)), simd.log(simd.add(others, lowered)))
-        half = simd.splat(np.float32(0.5) / size)
-        # exp and log hide a NaN or infinity in `total`: total - total puts it back
-        simd.store(gradient, r, simd.fma(difference, half, simd.splat(total - total)))
-    gradient[target] -= np.float32(1)
-    return np.float32(np.log(total)) + (highest + size) - z[target]
+def _ranks(values, held, out):
+    """Centred ranks of values[held]; ties share their mean rank."""
+    count = 0
+    for i in range(values.size):
+        count += held[i]
+    for i in range(values.size):
+        out[i] = 0
+        if held[i] and count > 1:
+            below = 0
+            equal = 0
+            for j in range(values.size):
+                if held[j]:
+                    below += values[j] < values[i]
+                    equal += values[j] == values[i]
+            out[i] = (below + (equal - 1) / 2) / (count - 1) - 0.5
 
 
 @jit
-def _exact_head(z, num_rows, padded_rows, is_tree, path_signs, target, gradient):
-    """gradient of the loss at the logits in closed form (backprop); returns the loss."""
-    if is_tree:
-        signs = simd.load(path_signs, 0)
-        missed = simd.sub(simd.splat(np.float32(0)), simd.mul(signs, simd.load(z, 0)))
-        one = simd.splat(np.float32(1))
-        tail = simd.exp_of_negative(simd.sub(simd.splat(np.float32(0)), simd.absolute(missed)))
-        above = simd.positive_mask(missed)
-        sigmoid = simd.div(simd.fma(simd.sub(one, above), tail, above), simd.add(one, tail))
-        simd.store(gradient, 0, simd.sub(simd.splat(np.float32(0)), simd.mul(signs, sigmoid)))
-        return np.float32(0.5) * simd.sum_lanes(simd.mul(_softplus(missed), simd.absolute(signs)))
-    highest = z[0]
-    for r in range(1, num_rows):
-        if not z[r] <= highest:
-            highest = z[r]
-    total = np.float32(0)
-    for r in range(0, padded_rows, _LANES):
-        shifted = simd.exp_of_negative(simd.sub(simd.load(z, r), simd.splat(highest)))
-        simd.store(gradient, r, shifted)
-        total += simd.sum_lanes(shifted)
-    for r in range(num_rows):
-        gradient[r] /= total
-    gradient[target] -= np.float32(1)
-    return np.float32(np.log(total)) + highest - z[target]
-
-
-@jit
-def _fill_signs(signs, spare, basis, batch, sign_words, num_blocks, pairs, directions, step, expert, key_0, key_1):
-    """signs[block, example, word, lane]: lane j the 32 signs of pair 8 block + j, lane 8 + j their complement."""
-    words = batch * sign_words
-    block_stride = words * _LANES
-    if directions == HADAMARD:
-        _draw_words(spare, words, _DRAW_BODY, step, expert, key_0, key_1)
-    for j in range(pairs):
-        if directions != HADAMARD:
-            _draw_words(spare, words, np.uint32(_DRAW_BODY + np.uint32(j)), step, expert, key_0, key_1)
-        base = (j // _PAIRS) * block_stride + j % _PAIRS
-        for m in range(words):
-            word = spare[m]
-            if directions == HADAMARD:
-                word = word ^ basis[j * sign_words + m % sign_words]
-            signs[base + m * _LANES] = word
-            signs[base + m * _LANES + _PAIRS] = ~word
-
-
-@jit
-def _hadamard_word(row, word):
-    """Bits of 32 entries of a row of the Sylvester Hadamard matrix: bit i set where popcount(row & column) is odd."""
-    bits = np.uint32(0)
-    for i in range(32):
-        common = row & (32 * word + i)
-        parity = 0
-        while common:
-            parity ^= common & 1
-            common >>= 1
-        bits |= np.uint32(parity) << np.uint32(i)
-    return bits
-
-
-@jit
-def _gather(x, position, b, num_features, features, is_text, text, embedding, width, context, matrix):
-    """Row b of x. Loads and stores run up to 15 floats over; what they spill is overwritten here or by the next row."""
-    base = b * features
-    if is_text:
-        for lag in range(context):
-            byte = np.int64(text[np.uint64(position - 1 - lag)])
-            for d in range(0, width, _LANES):
-                simd.store(x, base + lag * width + d, simd.load(embedding, byte * width + d))
-    else:
-        for f in range(num_features):
-            x[base + f] = matrix[position, f]
-    x[base + num_features : base + features] = 0
-
-
-@jit
-def _body_forward(theta, x, h, padded_batch, features, hidden, b1):
-    for row in range(0, padded_batch, 8):
-        for column in range(0, hidden, _LANES):
-            start = simd.load(theta, b1 + column)
-            _tile(x, row * features, features, 1, features, theta, column, hidden,
-                  h, row * hidden + column, hidden, start)  # fmt: skip
-
-
-@jit
-def _relu_rows(h, a, size):
-    for i in range(0, size, _LANES):
-        simd.store(a, i, simd.relu(simd.load(h, i)))
-
-
-@jit
-def _target_rows(target, depth, is_tree, rows, path_signs):
-    if is_tree:
-        for k in range(depth):
-            rows[k] = ((1 << k) | (target >> (depth - k))) - 1
-            sign = np.float32(2 * ((target >> (depth - 1 - k)) & 1) - 1)
-            path_signs[k] = sign
-            path_signs[8 + k] = sign
-
-
-@jit
-def _batch_loss(theta, x, h, targets, batch, padded_batch, features, hidden, offsets, num_rows, padded_rows, is_tree,
-                depth, rows, path_signs, biases, z):  # fmt: skip
-    """Mean loss of a batch under the weights `theta`, float64."""
-    b1, w2, b2 = offsets
-    _body_forward(theta, x, h, padded_batch, features, hidden, b1)
-    _relu_rows(h, h, padded_batch * hidden)
+def _coefficients(plus, minus, base, central, size, fitness, shares):
+    """shares[j]: see `fitness.coefficients`; what was dropped has 0. Returns how many are finite."""
+    probes = plus.size
+    finite = 0
     total = 0.0
-    for b in range(batch):
-        _target_rows(targets[b], depth, is_tree, rows, path_signs)
-        _logits(theta, rows, rows.size, hidden, w2, b2, h, b * hidden, biases, z)
-        if is_tree:
-            signs = simd.load(path_signs, 0)
-            missed = simd.sub(simd.splat(np.float32(0)), simd.mul(signs, simd.load(z, 0)))
-            total += np.float32(0.5) * simd.sum_lanes(simd.mul(_softplus(missed), simd.absolute(signs)))
+    for j in range(probes):
+        other = minus[j] if central else base
+        shares[j] = 0
+        if np.isfinite(plus[j] - other):
+            finite += 1
+            if fitness == PLAIN:
+                shares[j] = (plus[j] - other) / (2.0 * size if central else size)
+            else:
+                total += plus[j] + (minus[j] if central else 0.0)
+    if fitness == PLAIN or finite == 0:
+        return finite
+    ends = np.empty(2 * probes if central else probes)
+    held = np.zeros(ends.size, np.bool_)
+    ends[:probes] = plus
+    if central:
+        ends[probes:] = minus
+    for j in range(probes):
+        held[j] = np.isfinite(plus[j] - (minus[j] if central else base))
+        if central:
+            held[probes + j] = held[j]
+    shaped = np.zeros(ends.size)
+    if fitness == RANKS:
+        _ranks(ends, held, shaped)
+    else:
+        count = 2 * finite if central else finite
+        mean = total / count
+        spread = 0.0
+        for i in range(ends.size):
+            if held[i]:
+                spread += (ends[i] - mean) ** 2
+        spread = np.sqrt(spread / count)
+        if spread > 4 * _EPSILON * abs(mean):
+            centre = mean if fitness == NORMALISED or central else base
+            for i in range(ends.size):
+                if held[i]:
+                    shaped[i] = (ends[i] - centre) / spread
+    for j in range(probes):
+        if held[j]:
+            shares[j] = ((shaped[j] - shaped[probes + j]) / 2 if central else shaped[j]) / size
+    return finite
+
+
+@jit
+def _exact_loss(head, num_rows, padded_rows, z, path_signs, wanted, target):
+    """Loss of one example from its logits, float64."""
+    if head == HEAD_TREE:
+        missed = simd.sub(simd.splat(np.float32(0)), simd.mul(simd.load(path_signs, 0), simd.load(z, 0)))
+        held = simd.absolute(simd.load(path_signs, 0))
+        return np.float64(np.float32(0.5) * simd.sum_lanes(simd.mul(softplus(missed), held)))
+    if head == HEAD_REGRESSION:
+        total = 0.0
+        for r in range(num_rows):
+            total += np.float64(z[r] - wanted[r]) ** 2
+        return total
+    highest = z[0]
+    for r in range(1, num_rows):
+        if not z[r] <= highest:
+            highest = z[r]
+    terms = np.float32(0)
+    for r in range(0, padded_rows, LANES):
+        terms += simd.sum_lanes(simd.exp_of_negative(simd.sub(simd.load(z, r), simd.splat(highest))))
+    return np.log(np.float64(terms)) + highest - z[target]
+
+
+@jit
+def _batch_loss(theta, dims, data, rule, work):
+    """Mean loss of a batch under the weights `theta`, float64; its activations are left in work.a."""
+    padded_batch = (rule.batch + 7) // 8 * 8
+    rows, path_signs, wanted, starts, z, a = (
+        work.rows, work.path_signs, work.wanted, work.starts, work.logits, work.a)  # fmt: skip
+    values, memory, targets, positions = data.values, data.memory, work.targets, work.positions
+    depth, head, num_rows, hidden = dims.depth, dims.head, dims.num_rows, dims.hidden
+    if rule.use_body:
+        body_forward(theta, work.x, work.h, padded_batch, dims.features, dims.hidden, dims.b1)
+        activate_rows(work.h, a, padded_batch * dims.hidden, dims.activation)
+    total = 0.0
+    for b in range(rule.batch):
+        target_rows(targets[b], depth, head, rows, path_signs)
+        if head == HEAD_REGRESSION:
+            wanted_values(values, positions[b], num_rows, wanted)
+        row_starts(theta, rows, dims.b2, starts)
+        if dims.memory > 0:
+            add_memory_logits(theta, dims.u, memory, positions[b], depth, starts)
+        if rule.use_body:
+            logits(theta, rows, rows.size, hidden, dims.w2, starts, a, b * hidden, z)
         else:
-            highest = z[0]
-            for r in range(1, num_rows):
-                if not z[r] <= highest:
-                    highest = z[r]
-            terms = np.float32(0)
-            for r in range(0, padded_rows, _LANES):
-                terms += simd.sum_lanes(simd.exp_of_negative(simd.sub(simd.load(z, r), simd.splat(highest))))
-            total += np.log(terms) + highest - z[targets[b]]
-    return total / batch
+            z[: rows.size] = starts[: rows.size]
+            if head == HEAD_TREE:
+                z[_PAIRS:LANES] = z[:_PAIRS]
+        total += _exact_loss(head, num_rows, dims.padded_rows, z, path_signs, wanted, targets[b])
+    return total / rule.batch
 
 
 @jit
-def _update(theta, gradient, first, second, start, size, optimizer, rate, beta1, beta2, epsilon, step):
-    """One optimiser step on theta[start : start + size]; Adam with bias correction (Kingma and Ba 2015)."""
-    minus_rate = simd.splat(np.float32(-rate))
-    if optimizer == SGD:
-        for i in range(start, start + size, _LANES):
-            simd.store(theta, i, simd.fma(minus_rate, simd.load(gradient, i), simd.load(theta, i)))
+def _factored_loss(theta, dims, data, rule, work, reach):
+    """Mean loss with W + reach * A B^T / sqrt(r) and vectors + reach * z, never forming the product.
+
+    work.delta holds x W1 + b1, product x A1; A1 [F, r], B1 [H, r], b1, A2 [R, r], B2 [H, r], b2 and U follow one
+    another in the factors.
+    """
+    rank, units = rule.rank, dims.true_hidden
+    depth, head, num_rows, hidden = dims.depth, dims.head, dims.num_rows, dims.hidden
+    b1_at = dims.num_features * rank
+    z1_at = b1_at + units * rank
+    a2_at = z1_at + units
+    b2_at = a2_at + dims.num_rows * rank
+    z2_at = b2_at + units * rank
+    u_at = z2_at + dims.num_rows
+    factors, product, columns = work.factored.factors, work.factored.product, work.z
+    rows, path_signs, wanted, starts, z, a, h = (
+        work.rows, work.path_signs, work.wanted, work.starts, work.logits, work.a, work.delta)  # fmt: skip
+    slopes, memory_z, values, memory = work.slopes, work.memory, data.values, data.memory
+    targets, positions = work.targets, work.positions
+    scale = np.float32(reach / np.sqrt(rank))
+    shift = np.float32(reach)
+    body = np.float32(1 if rule.train_body and rule.use_body else 0)
+    count = dims.depth if dims.head == HEAD_TREE else dims.num_rows
+    total = 0.0
+    for b in range(rule.batch):
+        unit = b * hidden
+        if rule.use_body:
+            for i in range(units):
+                a[unit + i] = h[unit + i] + body * shift * factors[z1_at + i]
+            for r in range(rank):
+                along = body * scale * product[b * rank + r]
+                for i in range(units):
+                    a[unit + i] += along * columns[r * hidden + i]
+            _activate_one(a, unit, hidden, dims.activation)
+        target_rows(targets[b], depth, head, rows, path_signs)
+        if head == HEAD_REGRESSION:
+            wanted_values(values, positions[b], num_rows, wanted)
+        row_starts(theta, rows, dims.b2, starts)
+        if dims.memory > 0:
+            add_memory_logits(theta, dims.u, memory, positions[b], depth, starts)
+        if rule.use_body:
+            logits(theta, rows, rows.size, hidden, dims.w2, starts, a, unit, z)
+        else:
+            z[: rows.size] = starts[: rows.size]
+            if head == HEAD_TREE:
+                z[_PAIRS:LANES] = z[:_PAIRS]
+        if rule.head_rule == HEAD_SAME:
+            for k in range(count):
+                slopes[k] = shift * factors[z2_at + rows[k]]
+            if rule.use_body:
+                for r in range(rank):
+                    seen = np.float32(0)
+                    for i in range(units):
+                        seen += a[unit + i] * factors[b2_at + i * rank + r]
+                    for k in range(count):
+                        slopes[k] += scale * seen * factors[a2_at + rows[k] * rank + r]
+            if dims.memory > 0:
+                memory_z[:] = 0
+                add_memory_logits(factors, u_at, memory, positions[b], depth, memory_z)
+                for k in range(count):
+                    slopes[k] += shift * memory_z[k]
+            for k in range(count):
+                z[k] += slopes[k]
+                if dims.head == HEAD_TREE:
+                    z[8 + k] = z[k]
+        total += _exact_loss(head, num_rows, dims.padded_rows, z, path_signs, wanted, targets[b])
+    return total / rule.batch
+
+
+@jit
+def _activate_one(a, unit, hidden, activation):
+    """Activate one example's hidden layer in place."""
+    for i in range(0, hidden, LANES):
+        if activation == SIGN:
+            simd.store(a, unit + i, simd.sign(simd.load(a, unit + i)))
+        else:
+            simd.store(a, unit + i, simd.relu(simd.load(a, unit + i)))
+
+
+@jit
+def _draw_factors(dims, rule, work, j, step, expert, key_0, key_1):
+    count = (dims.num_features + dims.true_hidden + dims.num_rows + dims.true_hidden) * rule.rank
+    count += dims.true_hidden + dims.num_rows + dims.depth * dims.memory
+    draw_normals(work.factored.factors, count, np.uint32(DRAW_NORMAL + np.uint32(j)), step, expert, key_0, key_1)
+
+
+@jit
+def _expand_factors(dims, rule, work, z):
+    """z [T] of the factors: A B^T / sqrt(r), or with SUBSPACE basis1 B1^T and A2 basis2^T."""
+    rank, hidden = rule.rank, dims.true_hidden
+    b1_at = dims.num_features * rank
+    z1_at = b1_at + hidden * rank
+    a2_at = z1_at + hidden
+    b2_at = a2_at + dims.num_rows * rank
+    z2_at = b2_at + hidden * rank
+    u_at = z2_at + dims.num_rows
+    factors, basis1, basis2 = work.factored.factors, work.factored.basis1, work.factored.basis2
+    z[:] = 0
+    subspace = rule.directions == SUBSPACE
+    scale = np.float32(1 if subspace else 1 / np.sqrt(rank))
+    if rule.train_body and rule.use_body:
+        for f in range(dims.num_features):
+            for r in range(rank):
+                left = scale * (basis1[f * rank + r] if subspace else factors[f * rank + r])
+                for i in range(hidden):
+                    z[f * dims.hidden + i] += left * factors[b1_at + i * rank + r]
+        for i in range(hidden):
+            z[dims.b1 + i] = factors[z1_at + i]
+    if rule.head_rule != HEAD_SAME:
         return
-    decay1 = simd.splat(np.float32(beta1))
-    if optimizer == MOMENTUM:
-        for i in range(start, start + size, _LANES):
-            moment = simd.fma(decay1, simd.load(first, i), simd.load(gradient, i))
-            simd.store(first, i, moment)
-            simd.store(theta, i, simd.fma(minus_rate, moment, simd.load(theta, i)))
-        return
-    decay2 = simd.splat(np.float32(beta2))
-    rest1 = simd.splat(np.float32(1.0 - beta1))
-    rest2 = simd.splat(np.float32(1.0 - beta2))
-    scale = simd.splat(np.float32(-rate / (1.0 - beta1 ** (step + 1))))
-    unbias = simd.splat(np.float32(1.0 / np.sqrt(1.0 - beta2 ** (step + 1))))
-    floor = simd.splat(np.float32(epsilon))
-    for i in range(start, start + size, _LANES):
-        g = simd.load(gradient, i)
-        moment = simd.fma(decay1, simd.load(first, i), simd.mul(rest1, g))
-        square = simd.fma(decay2, simd.load(second, i), simd.mul(rest2, simd.mul(g, g)))
-        simd.store(first, i, moment)
-        simd.store(second, i, square)
-        step_size = simd.div(moment, simd.fma(simd.sqrt(square), unbias, floor))
-        simd.store(theta, i, simd.fma(scale, step_size, simd.load(theta, i)))
+    if rule.use_body:
+        for row in range(dims.num_rows):
+            for r in range(rank):
+                left = scale * factors[a2_at + row * rank + r]
+                for i in range(hidden):
+                    right = basis2[i * rank + r] if subspace else factors[b2_at + i * rank + r]
+                    z[dims.w2 + row * dims.hidden + i] += left * right
+    for row in range(dims.num_rows):
+        z[dims.b2 + row] = factors[z2_at + row]
+    for k in range(dims.depth * dims.memory):
+        z[dims.u + k] = factors[u_at + k]
 
 
 @jit
-def _clip(gradient, start, size, clip_norm):
-    """Scale the gradient down to `clip_norm` where its norm is larger; a norm that overflows counts as infinite."""
-    total = simd.splat(np.float32(0))
-    for i in range(start, start + size, _LANES):
-        total = simd.fma(simd.load(gradient, i), simd.load(gradient, i), total)
-    norm = np.sqrt(simd.sum_lanes(total))
-    if norm > clip_norm:
-        scale = simd.splat(np.float32(clip_norm) / norm)
-        for i in range(start, start + size, _LANES):
-            simd.store(gradient, i, simd.mul(scale, simd.load(gradient, i)))
+def _estimate_weights(theta, dims, data, rule, work, probed, step, expert, key_0, key_1):
+    """Gradient over the perturbed weights; returns (mean loss, finite probes)."""
+    central = rule.difference == CENTRAL
+    x, z, trial, gradient, factors, product = (
+        work.x, work.z, work.trial, work.gradient, work.factored.factors, work.factored.product)  # fmt: skip
+    factored = rule.directions == LOWRANK
+    base = _batch_loss(theta, dims, data, rule, work)
+    if rule.directions == SUBSPACE:
+        input_basis(x, rule.batch, dims.features, dims.num_features, rule.rank, 0, product, work.factored.basis1,
+                    step, expert, key_0, key_1)  # fmt: skip
+        input_basis(work.a, rule.batch, dims.hidden, dims.true_hidden, rule.rank, 1, product, work.factored.basis2,
+                    step, expert, key_0, key_1)  # fmt: skip
+    if factored and rule.use_body:
+        work.delta[:] = work.h
+    for j in range(rule.probes):
+        if factored:
+            _draw_factors(dims, rule, work, j, step, expert, key_0, key_1)
+            for b in range(rule.batch):
+                for r in range(rule.rank):
+                    along = np.float32(0)
+                    for f in range(dims.num_features):
+                        along += x[b * dims.features + f] * factors[f * rule.rank + r]
+                    product[b * rule.rank + r] = along
+            b1_at = dims.num_features * rule.rank
+            # B1 transposed, so that the inner loop runs along units
+            for r in range(rule.rank):
+                for i in range(dims.true_hidden):
+                    z[r * dims.hidden + i] = factors[b1_at + i * rule.rank + r]
+            work.plus[j] = _factored_loss(theta, dims, data, rule, work, rule.size)
+            if central:
+                work.minus[j] = _factored_loss(theta, dims, data, rule, work, -rule.size)
+            continue
+        if rule.directions == SUBSPACE:
+            _draw_factors(dims, rule, work, j, step, expert, key_0, key_1)
+            _expand_factors(dims, rule, work, work.z)
+        else:
+            flat_direction(work.z, probed, rule.directions, rule.density, work.words, j, step, expert, key_0, key_1)
+        for side in range(2 if central else 1):
+            reach = simd.splat(np.float32(rule.size if side == 0 else -rule.size))
+            for i in range(0, dims.size, LANES):
+                simd.store(trial, i, simd.fma(reach, simd.load(z, i), simd.load(theta, i)))
+            loss = _batch_loss(work.trial, dims, data, rule, work)
+            if side == 0:
+                work.plus[j] = loss
+            else:
+                work.minus[j] = loss
+    finite = _coefficients(work.plus, work.minus, base, central, rule.size, rule.fitness, work.shares)
+    loss = 0.0
+    for j in range(rule.probes):
+        other = work.minus[j] if central else base
+        if not np.isfinite(work.plus[j] - other):
+            continue
+        loss += 0.5 * (work.plus[j] + work.minus[j]) if central else base
+        if factored or rule.directions == SUBSPACE:
+            _draw_factors(dims, rule, work, j, step, expert, key_0, key_1)
+            _expand_factors(dims, rule, work, work.z)
+        else:
+            flat_direction(work.z, probed, rule.directions, rule.density, work.words, j, step, expert, key_0, key_1)
+        share = np.float32(work.shares[j] / finite)
+        if rule.rescale:
+            share /= np.float32(rule.density)
+        weight = simd.splat(share)
+        for i in range(0, dims.size, LANES):
+            simd.store(gradient, i, simd.fma(weight, simd.load(z, i), simd.load(gradient, i)))
+    if rule.head_rule != HEAD_SAME:
+        # the head's own rule starts from the unperturbed hidden layer
+        _batch_loss(theta, dims, data, rule, work)
+    return (loss / finite if finite else 0.0), finite
 
 
 @jit
-def _decay(theta, start, size, factor):
-    keep = simd.splat(np.float32(factor))
-    for i in range(start, start + size, _LANES):
-        simd.store(theta, i, simd.mul(keep, simd.load(theta, i)))
+def _estimate_examples(theta, dims, data, rule, work, body_by_weights, dropped, e, step, expert, key_0, key_1):
+    """Gradient from slopes at every example's logits and hidden layer; returns (mean loss, finite probes).
+
+    With `body_by_weights` the body's gradient is there already.
+    """
+    padded_batch = (rule.batch + 7) // 8 * 8
+    per_batch = np.float32(1.0 / rule.batch)
+    depth, head, num_rows, hidden = dims.depth, dims.head, dims.num_rows, dims.hidden
+    body = rule.train_body and rule.use_body and not body_by_weights
+    exact = rule.site == CALCULUS or rule.head_rule == HEAD_DELTA
+    head_size = np.float32(rule.head_size)
+    central = rule.difference == CENTRAL
+    lanes = _PAIRS if central else LANES
+    blocks = (rule.probes + lanes - 1) // lanes
+    words = rule.batch * dims.sign_words
+    size = np.float32(rule.size)
+    probe = simd.splat(size)
+    probing = rule.site == ACTIVATIONS and body
+    active_rows = dims.depth if dims.head == HEAD_TREE else dims.num_rows
+    x, h, a, delta, gradient, z, starts, slopes, scratch = (
+        work.x, work.h, work.a, work.delta, work.gradient, work.logits, work.starts, work.slopes,
+        work.scratch)  # fmt: skip
+    rows, path_signs, halves, targets, positions, wanted, unit_mask = (
+        work.rows, work.path_signs, work.halves, work.targets, work.positions, work.wanted,
+        work.unit_mask)  # fmt: skip
+    signs, lanes_of_unit, z_lanes, losses, shares, plus, minus = (
+        work.signs, work.lanes, work.z_lanes, work.losses, work.shares, work.plus, work.minus)  # fmt: skip
+    values, memory = data.values, data.memory
+    if probing:
+        fill_signs(signs, work.words, work.basis, rule.batch, dims.sign_words, rule.probes, lanes,
+                   rule.directions, step, expert, key_0, key_1)  # fmt: skip
+    if rule.use_body and not body_by_weights:
+        body_forward(theta, x, h, padded_batch, dims.features, hidden, dims.b1)
+        activate_rows(h, a, padded_batch * hidden, dims.activation)
+    finite, counted, step_loss = 0, 0, 0.0
+    for b in range(rule.batch):
+        unit = b * hidden
+        target_rows(targets[b], depth, head, rows, path_signs)
+        if head == HEAD_REGRESSION:
+            wanted_values(values, positions[b], num_rows, wanted)
+        row_starts(theta, rows, dims.b2, starts)
+        if dims.memory > 0:
+            add_memory_logits(theta, dims.u, memory, positions[b], depth, starts)
+        if rule.use_body:
+            logits(theta, rows, rows.size, hidden, dims.w2, starts, a, unit, z)
+        else:
+            z[: rows.size] = starts[: rows.size]
+            if head == HEAD_TREE:
+                z[_PAIRS:LANES] = z[:_PAIRS]
+        if exact:
+            loss = exact_head(z, num_rows, dims.padded_rows, head, path_signs, targets[b], wanted, slopes)
+        elif head == HEAD_TREE:
+            loss = tree_head_pairs(z, path_signs, halves, head_size, slopes)
+        elif head == HEAD_SOFTMAX:
+            loss = softmax_head_pairs(z, num_rows, dims.padded_rows, targets[b], head_size, scratch, slopes)
+        else:
+            loss = regression_head_pairs(z, dims.padded_rows, wanted, head_size, slopes)
+        if np.isfinite(loss):
+            step_loss += loss
+            counted += 1
+
+        finite_here = 0
+        for r in range(active_rows):
+            if not np.isfinite(slopes[r]):
+                dropped[e] += 1
+                slopes[r] = 0
+                continue
+            finite_here += 1
+            if rule.use_body:
+                weight = simd.splat(slopes[r] * per_batch)
+                row = dims.w2 + rows[r] * hidden
+                for i in range(0, hidden, LANES):
+                    moved = simd.fma(weight, simd.load(a, unit + i), simd.load(gradient, row + i))
+                    simd.store(gradient, row + i, moved)
+            gradient[dims.b2 + rows[r]] += slopes[r] * per_batch
+        if dims.memory > 0:
+            add_memory_gradient(gradient, dims.u, memory, positions[b], depth, slopes,
+                                per_batch)  # fmt: skip
+
+        if probing:
+            base = loss
+            if not central:
+                base = np.float32(_exact_loss(head, num_rows, dims.padded_rows, z, path_signs, wanted, targets[b]))
+            good_here = 0
+            for block in range(blocks):
+                word_base = (block * words + b * dims.sign_words) * LANES
+                if dims.activation == SIGN:
+                    for i in range(hidden):
+                        moved = simd.signed_by_words(probe, signs, word_base + (i // 32) * LANES, i % 32)
+                        simd.store(lanes_of_unit, i * LANES, simd.sign(simd.add(simd.broadcast(h, unit + i), moved)))
+                else:
+                    for i in range(hidden):
+                        moved = simd.signed_by_words(probe, signs, word_base + (i // 32) * LANES, i % 32)
+                        simd.store(lanes_of_unit, i * LANES, simd.relu(simd.add(simd.broadcast(h, unit + i), moved)))
+                for r in range(0, rows.size, 8):
+                    eight_rows(theta, rows, r, hidden, dims.w2, starts, lanes_of_unit, z_lanes)
+                if head == HEAD_TREE:
+                    tree_lane_losses(z_lanes, path_signs, losses)
+                elif head == HEAD_SOFTMAX:
+                    softmax_lane_losses(z_lanes, dims.padded_rows, targets[b], losses)
+                else:
+                    regression_lane_losses(z_lanes, dims.num_rows, wanted, losses)
+                for lane in range(lanes):
+                    j = block * lanes + lane
+                    if rule.fitness == PLAIN:
+                        shares[j] = 0
+                        if j < rule.probes:
+                            if central:
+                                slope = (losses[lane] - losses[_PAIRS + lane]) / (np.float32(2) * size)
+                            else:
+                                slope = (losses[lane] - base) / size
+                            if np.isfinite(slope):
+                                shares[j] = slope
+                                good_here += 1
+                    elif j < rule.probes:
+                        plus[j] = losses[lane]
+                        if central:
+                            minus[j] = losses[_PAIRS + lane]
+            if rule.fitness != PLAIN:
+                good_here = _coefficients(plus, minus, base, central, rule.size, rule.fitness, shares)
+            share = simd.splat(np.float32(1.0 / (rule.batch * max(good_here, 1))))
+            for i in range(0, hidden, LANES):
+                total = simd.splat(np.float32(0))
+                for j in range(rule.probes):
+                    word = signs[((j // lanes) * words + b * dims.sign_words + i // 32) * LANES + j % lanes]
+                    bits = np.uint16(word >> np.uint32(i % 32))
+                    total = simd.add(total, simd.signed_by_bits(simd.splat(shares[j]), bits))
+                # units that no probe can have moved
+                here = simd.load(h, unit + i)
+                if dims.activation == SIGN:
+                    movable = simd.sub(
+                        simd.splat(np.float32(1)), simd.positive_mask(simd.sub(simd.absolute(here), probe))
+                    )
+                else:
+                    movable = simd.positive_mask(simd.add(here, probe))
+                total = simd.mul(simd.mul(total, share), simd.mul(movable, simd.load(unit_mask, i)))
+                simd.store(delta, unit + i, total)
+            dropped[e] += rule.probes - good_here
+            finite_here += good_here
+        elif body:
+            for i in range(0, hidden, LANES):
+                total = simd.splat(np.float32(0))
+                for r in range(active_rows):
+                    weights = simd.load(theta, dims.w2 + rows[r] * hidden + i)
+                    total = simd.fma(simd.splat(slopes[r] * per_batch), weights, total)
+                here = simd.load(h, unit + i)
+                if dims.activation == SIGN:
+                    above = simd.positive_mask(simd.sub(simd.absolute(here), simd.splat(np.float32(1))))
+                    through = simd.sub(simd.load(unit_mask, i), above)
+                else:
+                    through = simd.positive_mask(here)
+                simd.store(delta, unit + i, simd.mul(total, through))
+        if finite_here == 0 and body:
+            # 0 * NaN is NaN: what gave no finite probe must not meet the products below
+            x[b * dims.features : b * dims.features + dims.num_features] = 0
+            delta[unit : unit + hidden] = 0
+        finite += finite_here
+
+    if body:
+        zero = simd.splat(np.float32(0))
+        for f in range(0, dims.features, 8):
+            for column in range(0, hidden, LANES):
+                tile(x, f, 1, dims.features, padded_batch, delta, column, hidden,
+                     gradient, f * hidden + column, hidden, zero)  # fmt: skip
+        for column in range(0, hidden, LANES):
+            total = zero
+            for b in range(rule.batch):
+                total = simd.add(total, simd.load(delta, b * hidden + column))
+            simd.store(gradient, dims.b1 + column, total)
+    return (step_loss / counted if counted else 0.0), finite
 
 
 @jit
@@ -408,59 +657,30 @@ def _all_finite(values):
 
 
 @jit
+def _draw_batch(data, dims, rule, work, indices, first, count, step, expert, key_0, key_1):
+    words, positions, targets, x = work.words, work.positions, work.targets, work.x
+    text, embedding, matrix, labels = data.text, data.embedding, data.matrix, data.labels
+    draw_words(words, rule.batch, DRAW_BATCH, step, expert, key_0, key_1)
+    for b in range(rule.batch):
+        chosen = (np.uint64(words[b]) * np.uint64(count)) >> np.uint64(32)
+        position = np.int64(indices[first + np.int64(chosen)])
+        positions[b] = position
+        if rule.use_body:
+            gather(position, b, dims.num_features, dims.features, data.is_text, text, embedding, data.width,
+                   data.context, matrix, x)  # fmt: skip
+        if data.is_text:
+            targets[b] = text[position]
+        elif dims.head != HEAD_REGRESSION:
+            targets[b] = labels[position]
+
+
+@jit
 def _train_group(
-    text, embedding, width, context, matrix, labels, is_text, indices, offsets, expert_ids,
-    packed, first_moment, second_moment, curve, dropped, status, failed_step, mask,
-    num_features, features, true_hidden, hidden, num_rows, padded_rows, depth, sign_words, is_tree, parameter_offsets,
-    estimator, directions, pairs, size, head_size, optimizer, beta1, beta2, epsilon, clip_norm, weight_decay,
-    train_body, batch, rates, first_step, last_step, total_steps, key_0, key_1,
+    data, dims, rule, indices, offsets, expert_ids, packed, first_moment, second_moment, curve, dropped, status,
+    failed_step, mask, probed, anchor, grid, rates, first_step, last_step, total_steps, key_0, key_1,
 ):  # fmt: skip
-    b1, w2, b2 = parameter_offsets
-    num_packed = packed.shape[1]
-    padded_batch = (batch + 7) // 8 * 8
-    head_rows = MAX_TREE_DEPTH if is_tree else padded_rows
-    active_rows = depth if is_tree else num_rows
-    num_blocks = (pairs + _PAIRS - 1) // _PAIRS
-    words = batch * sign_words
-
-    x = np.zeros(padded_batch * features + _LANES, np.float32)
-    h = np.zeros(padded_batch * hidden, np.float32)
-    a = np.zeros(padded_batch * hidden, np.float32)
-    delta = np.zeros(padded_batch * hidden, np.float32)
-    gradient = np.zeros(num_packed, np.float32)
-    trial = np.zeros(num_packed if estimator == SPSA else 0, np.float32)
-    direction = np.zeros(max((num_packed + 127) // 128 * 4, words + 4, batch + 4), np.uint32)
-    signs = np.zeros(num_blocks * words * _LANES, np.uint32)
-    lanes = np.zeros(hidden * _LANES, np.float32)
-    z_lanes = np.zeros(head_rows * _LANES, np.float32)
-    z = np.full(head_rows + _LANES, _NO_BIAS, np.float32)
-    head_gradient = np.zeros(head_rows + _LANES, np.float32)
-    scratch = np.zeros(head_rows + _LANES, np.float32)
-    losses = np.zeros(_LANES, np.float32)
-    coefficients = np.zeros(num_blocks * _PAIRS, np.float32)
-    rows = np.zeros(head_rows, np.int64)
-    path_signs = np.zeros(_LANES, np.float32)
-    biases = np.zeros(_LANES, np.float32)
-    halves = np.ones(_LANES, np.float32)
-    halves[_PAIRS:] = -1
-    targets = np.zeros(batch, np.int64)
-    unit_mask = np.zeros(hidden, np.float32)
-    unit_mask[:true_hidden] = 1
-    basis = np.zeros(pairs * sign_words, np.uint32)
-    if directions == HADAMARD:
-        for j in range(pairs):
-            for word_index in range(sign_words):
-                basis[j * sign_words + word_index] = _hadamard_word(j, word_index)
-    if is_tree:
-        rows[:] = padded_rows - 1
-    else:
-        for r in range(head_rows):
-            rows[r] = r
-
-    per_batch = np.float32(1.0 / batch)
-    probe = simd.splat(np.float32(size))
-    update_from = 0 if train_body else w2
-
+    work = _work(dims, rule)
+    update_from = 0 if rule.train_body and rule.use_body else dims.w2 if rule.use_body else dims.b2
     for e in range(expert_ids.size):
         if status[e] != STATUS_OK:
             continue
@@ -469,179 +689,57 @@ def _train_group(
             continue
         expert = np.uint32(expert_ids[e])
         theta = packed[e]
-        if not is_tree:
-            theta[b2 + num_rows :] = _NO_BIAS
-        first = first_moment[e]
-        second = second_moment[e]
-
+        if dims.head == HEAD_SOFTMAX:
+            theta[dims.b2 + dims.num_rows : dims.b2 + dims.padded_rows] = NO_BIAS
         for step in range(first_step, last_step):
-            step_word = np.uint32(step)
-            _draw_words(direction, batch, _DRAW_BATCH, step_word, expert, key_0, key_1)
-            for b in range(batch):
-                chosen = (np.uint64(direction[b]) * np.uint64(count)) >> np.uint64(32)
-                position = np.int64(indices[offsets[e] + np.int64(chosen)])
-                _gather(x, position, b, num_features, features, is_text, text, embedding, width, context, matrix)
-                targets[b] = text[position] if is_text else labels[position]
-
-            finite_pairs = 0
-            step_loss = 0.0
-            gradient[:] = 0
-
-            if estimator == SPSA:
-                for j in range(pairs):
-                    _draw_words(direction, (num_packed + 31) // 32, np.uint32(_DRAW_ALL + np.uint32(j)),
-                                step_word, expert, key_0, key_1)  # fmt: skip
-                    plus = 0.0
-                    minus = 0.0
-                    for side in range(2):
-                        reach = np.float32(size if side == 0 else -size)
-                        for i in range(0, num_packed, _LANES):
-                            bits = np.uint16(direction[i // 32] >> np.uint32(i % 32))
-                            moved = simd.signed_by_bits(simd.splat(reach), bits)
-                            keep = simd.load(mask, i)
-                            simd.store(trial, i, simd.fma(moved, keep, simd.load(theta, i)))
-                        loss = _batch_loss(trial, x, h, targets, batch, padded_batch, features, hidden,
-                                           parameter_offsets, num_rows, padded_rows, is_tree, depth, rows,
-                                           path_signs, biases, z)  # fmt: skip
-                        if side == 0:
-                            plus = loss
-                        else:
-                            minus = loss
-                    slope = np.float32((plus - minus) / (2.0 * size))
-                    if not np.isfinite(slope):
-                        dropped[e] += 1
-                        continue
-                    finite_pairs += 1
-                    step_loss += 0.5 * (plus + minus)
-                    for i in range(0, num_packed, _LANES):
-                        bits = np.uint16(direction[i // 32] >> np.uint32(i % 32))
-                        along = simd.signed_by_bits(simd.splat(slope), bits)
-                        simd.store(gradient, i, simd.fma(along, simd.load(mask, i), simd.load(gradient, i)))
-                if finite_pairs:
-                    step_loss /= finite_pairs
-                    share = simd.splat(np.float32(1.0 / finite_pairs))
-                    for i in range(0, num_packed, _LANES):
-                        simd.store(gradient, i, simd.mul(share, simd.load(gradient, i)))
-            else:
-                probing = estimator == ACTIVATION and train_body
-                if probing:
-                    _fill_signs(signs, direction, basis, batch, sign_words, num_blocks, pairs, directions,
-                                step_word, expert, key_0, key_1)  # fmt: skip
-                _body_forward(theta, x, h, padded_batch, features, hidden, b1)
-                _relu_rows(h, a, padded_batch * hidden)
-                counted = 0
-                for b in range(batch):
-                    unit = b * hidden
-                    _target_rows(targets[b], depth, is_tree, rows, path_signs)
-                    _logits(theta, rows, head_rows, hidden, w2, b2, a, unit, biases, z)
-                    if estimator == BACKPROP:
-                        loss = _exact_head(z, num_rows, padded_rows, is_tree, path_signs, targets[b], head_gradient)
-                    elif is_tree:
-                        loss = _tree_head_pairs(z, path_signs, halves, np.float32(head_size), head_gradient)
-                    else:
-                        loss = _softmax_head_pairs(z, num_rows, padded_rows, targets[b], np.float32(head_size),
-                                                   scratch, head_gradient)  # fmt: skip
-                    if np.isfinite(loss):
-                        step_loss += loss
-                        counted += 1
-
-                    finite_here = 0
-                    for r in range(active_rows):
-                        if not np.isfinite(head_gradient[r]):
-                            dropped[e] += 1
-                            head_gradient[r] = 0
-                            continue
-                        finite_here += 1
-                        weight = simd.splat(head_gradient[r] * per_batch)
-                        row = w2 + rows[r] * hidden
-                        for i in range(0, hidden, _LANES):
-                            moved = simd.fma(weight, simd.load(a, unit + i), simd.load(gradient, row + i))
-                            simd.store(gradient, row + i, moved)
-                        gradient[b2 + rows[r]] += head_gradient[r] * per_batch
-
-                    if estimator == BACKPROP:
-                        for i in range(0, hidden, _LANES):
-                            total = simd.splat(np.float32(0))
-                            for r in range(active_rows):
-                                weights = simd.load(theta, w2 + rows[r] * hidden + i)
-                                total = simd.fma(simd.splat(head_gradient[r] * per_batch), weights, total)
-                            total = simd.mul(total, simd.positive_mask(simd.load(h, unit + i)))
-                            simd.store(delta, unit + i, total)
-                    elif probing:
-                        good_pairs = 0
-                        for block in range(num_blocks):
-                            word_base = (block * words + b * sign_words) * _LANES
-                            for i in range(hidden):
-                                word = word_base + (i // 32) * _LANES
-                                moved = simd.signed_by_words(probe, signs, word, i % 32)
-                                active = simd.relu(simd.add(simd.broadcast(h, unit + i), moved))
-                                simd.store(lanes, i * _LANES, active)
-                            for r in range(0, head_rows, 8):
-                                _eight_rows(theta, rows, r, hidden, w2, b2, lanes, z_lanes)
-                            if is_tree:
-                                _tree_lane_losses(z_lanes, path_signs, losses)
-                            else:
-                                _softmax_lane_losses(z_lanes, padded_rows, targets[b], losses)
-                            for lane in range(_PAIRS):
-                                j = block * _PAIRS + lane
-                                slope = (losses[lane] - losses[_PAIRS + lane]) / np.float32(2.0 * size)
-                                coefficients[j] = 0
-                                if j < pairs:
-                                    if np.isfinite(slope):
-                                        coefficients[j] = slope
-                                        good_pairs += 1
-                                    else:
-                                        dropped[e] += 1
-                        finite_here += good_pairs
-                        share = simd.splat(per_batch / np.float32(max(good_pairs, 1)))
-                        for i in range(0, hidden, _LANES):
-                            total = simd.splat(np.float32(0))
-                            for j in range(pairs):
-                                word = signs[((j // _PAIRS) * words + b * sign_words + i // 32) * _LANES + j % _PAIRS]
-                                bits = np.uint16(word >> np.uint32(i % 32))
-                                total = simd.add(total, simd.signed_by_bits(simd.splat(coefficients[j]), bits))
-                            total = simd.mul(simd.mul(total, share), simd.load(unit_mask, i))
-                            simd.store(delta, unit + i, total)
-                    if finite_here == 0:
-                        # 0 * NaN is NaN: what gave no finite pair must not meet the products below
-                        x[b * features : b * features + num_features] = 0
-                        delta[unit : unit + hidden] = 0
-                    finite_pairs += finite_here
-                if counted:
-                    step_loss /= counted
-
-                if train_body:
-                    zero = simd.splat(np.float32(0))
-                    for f in range(0, features, 8):
-                        for column in range(0, hidden, _LANES):
-                            _tile(x, f, 1, features, padded_batch, delta, column, hidden,
-                                  gradient, f * hidden + column, hidden, zero)  # fmt: skip
-                    for column in range(0, hidden, _LANES):
-                        total = zero
-                        for b in range(batch):
-                            total = simd.add(total, simd.load(delta, b * hidden + column))
-                        simd.store(gradient, b1 + column, total)
-
-            if finite_pairs == 0:
+            word = np.uint32(step)
+            _draw_batch(data, dims, rule, work, indices, offsets[e], count, word, expert, key_0, key_1)
+            work.gradient[:] = 0
+            finite = 0
+            loss = 0.0
+            by_weights = rule.site == WEIGHTS
+            if by_weights and rule.probes > 0:
+                loss, finite = _estimate_weights(theta, dims, data, rule, work, probed, word, expert, key_0, key_1)
+                dropped[e] += rule.probes - finite
+            if not by_weights or rule.head_rule != HEAD_SAME:
+                head_loss, more = _estimate_examples(
+                    theta, dims, data, rule, work, by_weights and rule.probes > 0, dropped, e, word, expert,
+                    key_0, key_1)  # fmt: skip
+                finite += more
+                if not by_weights or rule.probes == 0:
+                    loss = head_loss
+            if finite == 0:
                 status[e] = STATUS_NO_FINITE_PAIR
                 failed_step[e] = step
                 break
-            curve[e, step * CURVE_POINTS // total_steps] += step_loss
-            if clip_norm > 0:
-                _clip(gradient, update_from, num_packed - update_from, clip_norm)
-            if weight_decay > 0:
-                kept = 1.0 - rates[step] * weight_decay
-                _decay(theta, w2, b2 - w2, kept)
-                if train_body:
-                    _decay(theta, 0, b1, kept)
-            _update(theta, gradient, first, second, update_from, num_packed - update_from, optimizer, rates[step],
-                    beta1, beta2, epsilon, step)  # fmt: skip
-
-        if not is_tree:
-            theta[b2 + num_rows :] = 0
+            curve[e, step * CURVE_POINTS // total_steps] += loss
+            if dims.activation == SIGN:
+                # the sign of a padding unit is not zero
+                for i in range(0, dims.size, LANES):
+                    simd.store(work.gradient, i, simd.mul(simd.load(work.gradient, i), simd.load(mask, i)))
+            if rule.clip_norm > 0:
+                clip(work.gradient, update_from, dims.size - update_from, rule.clip_norm)
+            if rule.weight_decay > 0:
+                pull = rates[step] * rule.weight_decay
+                if rule.use_body:
+                    decay(theta, anchor, dims.w2, dims.b2 - dims.w2, pull)
+                    if rule.train_body:
+                        decay(theta, anchor, 0, dims.b1, pull)
+                decay(theta, anchor, dims.u, dims.size - dims.u, pull)
+            update(theta, work.gradient, first_moment[e], second_moment[e], update_from, dims.size - update_from,
+                   rule.optimizer, rates[step], rule.beta1, rule.beta2, rule.epsilon, step)  # fmt: skip
+            if rule.levels > 0:
+                round_to_grid(theta, grid, mask, rule.levels, word, expert, key_0, key_1)
+        if dims.head == HEAD_SOFTMAX:
+            theta[dims.b2 + dims.num_rows : dims.b2 + dims.padded_rows] = 0
         if status[e] == STATUS_OK and not _all_finite(theta):
             status[e] = STATUS_NONFINITE_WEIGHT
             failed_step[e] = last_step - 1
+
+
+def can_run(recipe: Recipe) -> bool:
+    """Whether this loop knows the recipe: black-box losses are left to the reference."""
+    return recipe.loss == LOSS_LIKELIHOOD
 
 
 def train_group(
@@ -655,33 +753,61 @@ def train_group(
     first_step: int,
     last_step: int,
 ) -> None:
-    """Train the experts of a group from `first_step` to `last_step` in the calling thread; `state` changes in place.
+    """Run steps [first_step, last_step) of every expert of a group; `state` is changed in place.
 
     Args:
         shape: sizes of an expert.
         recipe: how it is trained.
-        inputs: where examples come from.
-        indices: uint32 [n], the experts' inputs one expert after another.
+        inputs: the corpus.
+        indices: uint32 [n], inputs of the experts, one expert after another.
         offsets: int64 [G + 1] into `indices`.
         expert_ids: int64 [G], global ids: with the seed they name every draw.
         state: weights, moments, counts.
         first_step: first step to run.
         last_step: one past the last step to run.
     """
+    assert can_run(recipe)
     key_0, key_1 = split_seed(recipe.seed)
-    no_floats = np.zeros((1, 1), np.float32)
-    is_text = inputs.text is not None
     mask = shape.parameter_mask()
-    if not recipe.train_body:
+    head_alone = recipe.site == WEIGHTS and recipe.head_rule != HEAD_SAME
+    if not recipe.train_body or not recipe.use_body:
         mask[: shape.offset_w2] = 0
+    if not recipe.use_body:
+        mask[: shape.offset_b2] = 0
+    # what the probes of a weight-space estimator move; the rest of the mask is what rounding moves
+    probed = mask.copy()
+    if head_alone:
+        probed[shape.offset_w2 :] = 0
+    probes = recipe.num_perturbations
+    if recipe.site == CALCULUS or not probed.any():
+        probes = 0
+    rule = _Rule(
+        recipe.site,
+        recipe.directions,
+        probes,
+        float(recipe.perturbation_size),
+        float(recipe.head_perturbation_size),
+        recipe.difference,
+        recipe.fitness,
+        recipe.head_rule,
+        float(recipe.density),
+        recipe.rescale,
+        recipe.rank,
+        recipe.optimizer,
+        recipe.beta1,
+        recipe.beta2,
+        recipe.epsilon,
+        recipe.clip_norm,
+        recipe.weight_decay,
+        recipe.train_body,
+        recipe.use_body,
+        recipe.batch,
+        recipe.levels if recipe.grid is not None else 0,
+    )
     _train_group(
-        inputs.text if is_text else np.zeros(1, np.uint8),
-        np.concatenate([inputs.embedding.ravel(), np.zeros(_LANES, np.float32)]) if is_text else no_floats.ravel(),
-        inputs.embedding.shape[1] if is_text else 0,
-        inputs.context,
-        no_floats if is_text else inputs.x,
-        np.zeros(1, np.int32) if is_text else inputs.y,
-        is_text,
+        data_of(inputs),
+        dims_of(shape),
+        rule,
         indices,
         offsets,
         expert_ids,
@@ -693,29 +819,9 @@ def train_group(
         state.status,
         state.failed_step,
         mask,
-        shape.num_features,
-        shape.padded_features,
-        shape.hidden,
-        shape.padded_hidden,
-        shape.num_rows,
-        shape.padded_rows,
-        shape.tree_depth,
-        shape.sign_words,
-        shape.head == HEAD_TREE,
-        (shape.offset_b1, shape.offset_w2, shape.offset_b2),
-        recipe.estimator,
-        recipe.directions,
-        recipe.num_perturbations,
-        recipe.perturbation_size,
-        recipe.head_perturbation_size,
-        recipe.optimizer,
-        recipe.beta1,
-        recipe.beta2,
-        recipe.epsilon,
-        recipe.clip_norm,
-        recipe.weight_decay,
-        recipe.train_body,
-        recipe.batch,
+        probed,
+        np.zeros(shape.packed_size, np.float32) if recipe.anchor is None else recipe.anchor,
+        np.zeros(shape.packed_size, np.float32) if recipe.grid is None else recipe.grid,
         recipe.learning_rates,
         first_step,
         last_step,

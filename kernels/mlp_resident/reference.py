@@ -1,33 +1,45 @@
 """The resident MLP loop as a specification: one expert at a time, NumPy, any float dtype.
 
-Legend as in `contract`. Products have shapes that depend on the expert alone. Estimates:
+Legend as in `contract`. Products have shapes that depend on the expert alone. Estimates, by site:
 
-* activation: d_h = mean_j (L(h + e v_j) - L(h - e v_j)) / 2e * v_j per example, dW1 = x d_h^T (forward gradients
-  with per-layer activation perturbation: Ren, Kornblith, Liao, Hinton, "Scaling forward gradient with local losses",
-  2022). The head's gradient comes from one +/- pair at each scalar logit, the same rule with a full basis.
-* spsa: mean_j (L(theta + e z_j) - L(theta - e z_j)) / 2e * z_j (Spall 1992), z_j Rademacher, L the batch mean.
-* backprop: the analytic gradient, for comparison.
+* activations: d_h = mean_j c_j v_j for every example, c_j the coefficient of probe j (see `fitness`), dW1 = x d_h^T
+  (forward gradients with activation perturbation: Ren, Kornblith, Liao, Hinton, "Scaling forward gradient with local
+  losses", 2022). A unit whose activation is the same at both ends of every probe cannot have moved the loss: its
+  entry is zero, which takes the noise of the others from it and no signal. With HEAD_PAIRS the head's gradient comes
+  from one +/- pair at each scalar logit, the same rule with a full basis.
+* weights: mean_j c_j z_j with z_j over all weights (Spall 1992, and the directions of `directions`).
+* calculus: the analytic gradient, for comparison. Sign activations pass the gradient straight through where |h| <= 1
+  (Hubara, Courbariaux, Soudry, El-Yaniv, Bengio, "Binarized neural networks", 2016, eq. 4).
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
 from ..philox import reference as philox
 from .contract import (
-    ACTIVATION,
+    ACTIVATIONS,
     ADAM,
-    BACKPROP,
+    CALCULUS,
+    CENTRAL,
     CURVE_POINTS,
-    HADAMARD,
+    HEAD_DELTA,
+    HEAD_PAIRS,
+    HEAD_REGRESSION,
+    HEAD_SAME,
     HEAD_TREE,
-    LAYER_ALL,
-    LAYER_BODY,
+    LOSS_FUNCTION,
+    LOSS_LIKELIHOOD,
+    LOSS_ZERO_ONE,
+    MEMORY_UNIT,
+    RELU,
     SGD,
-    SPSA,
     STATUS_NO_FINITE_PAIR,
     STATUS_NONFINITE_WEIGHT,
     STATUS_OK,
+    WEIGHTS,
     GroupState,
     Inputs,
     MlpShape,
@@ -35,185 +47,260 @@ from .contract import (
     tree_rows,
     tree_signs,
 )
+from .directions import draw_directions, weight_direction
+from .fitness import coefficients
 
 Weights = dict[str, np.ndarray]
+# gradient by role, mean loss (nats), finite probes, dropped probes
+Estimate = tuple[Weights, float, int, int]
 
 
-def gather(inputs: Inputs, positions: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-    """Features [B, F] and targets int64 [B] of the inputs at `positions`."""
+@dataclass(frozen=True)
+class Batch:
+    """Examples of one step.
+
+    Attributes:
+        x: [B, F].
+        targets: int64 [B], or [B, V] for regression.
+        memory: [B, K, M] in nats, or None.
+    """
+
+    x: np.ndarray
+    targets: np.ndarray
+    memory: np.ndarray | None = None
+
+
+def gather(inputs: Inputs, positions: np.ndarray, dtype: np.dtype) -> Batch:
+    """The inputs at `positions`."""
+    memory = None
+    if inputs.memory is not None:
+        memory = inputs.memory[positions].astype(dtype) * dtype.type(MEMORY_UNIT)
     if inputs.text is None:
         assert inputs.x is not None
         assert inputs.y is not None
-        return inputs.x[positions].astype(dtype), inputs.y[positions].astype(np.int64)
+        kind = dtype if inputs.y.ndim == 2 else np.int64
+        return Batch(inputs.x[positions].astype(dtype), inputs.y[positions].astype(kind), memory)
     assert inputs.embedding is not None
     before = inputs.text[positions[:, None] - 1 - np.arange(inputs.context)]
     features = inputs.embedding[before].reshape(len(positions), -1)
-    return features.astype(dtype), inputs.text[positions].astype(np.int64)
+    return Batch(features.astype(dtype), inputs.text[positions].astype(np.int64), memory)
 
 
-def tree_path(targets: np.ndarray, depth: int) -> tuple[np.ndarray, np.ndarray]:
-    """Head rows int64 [B, K] on the way to each target, and signs [B, K]: +1 where the branch taken is bit 1."""
-    return tree_rows(targets, depth), tree_signs(targets, depth)
+def activate(shape: MlpShape, h: np.ndarray) -> np.ndarray:
+    """max(h, 0), or +1 / -1 by the sign of h; both hand NaN on."""
+    if shape.activation == RELU:
+        return np.where(h < 0, 0, h)
+    return np.where(np.isnan(h), h, np.where(h < 0, -1, 1)).astype(h.dtype)
 
 
-def relu(h: np.ndarray) -> np.ndarray:
-    """max(h, 0) that hands NaN on."""
-    return np.where(h < 0, 0, h)
+def memory_logits(shape: MlpShape, weights: Weights, batch: Batch) -> np.ndarray | float:
+    """U_k m_k: [B, K], or 0 without memory."""
+    if not shape.num_memory:
+        return 0.0
+    assert batch.memory is not None
+    return np.einsum("bkm,km->bk", batch.memory, weights["u"])
 
 
-def head_logits(shape: MlpShape, weights: Weights, active: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Logits that decide the loss: [B, K] along each target's path (tree) or [B, V] (softmax)."""
+def head_logits(shape: MlpShape, weights: Weights, active: np.ndarray, batch: Batch) -> np.ndarray:
+    """Logits that decide the loss: [B, K] along each target's path (tree) or [B, V]."""
     if shape.head == HEAD_TREE:
-        rows, _ = tree_path(targets, shape.tree_depth)
-        return np.einsum("bkh,bh->bk", weights["w2"][rows], active) + weights["b2"][rows]
+        rows = tree_rows(batch.targets, shape.tree_depth)
+        logits = np.einsum("bkh,bh->bk", weights["w2"][rows], active) + weights["b2"][rows]
+        return logits + memory_logits(shape, weights, batch)
     return active @ weights["w2"].T + weights["b2"]
 
 
-def logit_losses(shape: MlpShape, logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Losses [B, ...] in nats from logits [B, K or V, ...] as `head_logits` gives them; trailing axes are kept."""
+def logit_losses(shape: MlpShape, recipe: Recipe, logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Losses [B] from logits [B, K or V] as `head_logits` gives them.
+
+    Cross entropy in nats, or squared error summed over the outputs. LOSS_ZERO_ONE is 1 where the greedy answer is
+    wrong: a decision on the path (tree; at odds of one, wrong) or the highest logit (softmax; ties count as wrong).
+    """
+    if recipe.loss == LOSS_FUNCTION:
+        assert recipe.loss_function is not None
+        return recipe.loss_function(logits, targets).astype(logits.dtype)
+    if shape.head == HEAD_REGRESSION:
+        assert recipe.loss == LOSS_LIKELIHOOD
+        return ((logits - targets) ** 2).sum(1)
     if shape.head == HEAD_TREE:
-        _, signs = tree_path(targets, shape.tree_depth)
-        return np.logaddexp(0, -_trail(signs, logits) * logits).sum(1)
-    chosen = np.take_along_axis(logits, _trail(targets[:, None], logits), 1)[:, 0]
-    return np.logaddexp.reduce(logits, axis=1) - chosen
+        margins = tree_signs(targets, shape.tree_depth) * logits
+        if recipe.loss == LOSS_ZERO_ONE:
+            wrong = ~(margins > 0).all(1)
+            return np.where(np.isnan(margins).any(1), np.nan, wrong).astype(logits.dtype)
+        return np.logaddexp(0, -margins).sum(1)
+    chosen = np.take_along_axis(logits, targets[:, None], 1)
+    if recipe.loss == LOSS_ZERO_ONE:
+        rivals = np.where(np.arange(logits.shape[1]) == targets[:, None], -np.inf, logits)
+        wrong = ~(chosen[:, 0] > rivals.max(1))
+        return np.where(np.isnan(logits).any(1), np.nan, wrong).astype(logits.dtype)
+    return np.logaddexp.reduce(logits, axis=1) - chosen[:, 0]
 
 
-def _trail(values: np.ndarray, like: np.ndarray) -> np.ndarray:
-    return values.reshape(values.shape + (1,) * (like.ndim - values.ndim))
+def losses(shape: MlpShape, recipe: Recipe, weights: Weights, batch: Batch) -> np.ndarray:
+    """Losses [B] of a batch."""
+    active = hidden_layer(shape, recipe, weights, batch.x)[1]
+    return logit_losses(shape, recipe, head_logits(shape, weights, active, batch), batch.targets)
 
 
-def losses(shape: MlpShape, weights: Weights, x: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Losses [B] of a batch x [B, F]."""
-    active = relu(x @ weights["w1"] + weights["b1"])
-    return logit_losses(shape, head_logits(shape, weights, active, targets), targets)
-
-
-def hidden_directions(shape: MlpShape, recipe: Recipe, step: int, expert: int) -> np.ndarray:
-    """v: int8 [B, P, H] of +1 and -1, random signs or rows of a Hadamard basis under random flips per example."""
-    return draw_directions(
-        recipe.seed, expert, step, recipe.batch, shape.hidden, recipe.num_perturbations, recipe.directions
-    )
-
-
-def draw_directions(
-    seed: int, expert: int, step: int, batch: int, hidden: int, pairs: int, directions: int
-) -> np.ndarray:
-    """As `hidden_directions`: int8 [B, P, H]; every example's units are padded to whole 32-bit words of signs."""
-    padded = -(-hidden // 32) * 32
-
-    def draw(perturbation: int) -> np.ndarray:
-        word = philox.pack_draw(philox.PURPOSE_PERTURBATION, LAYER_BODY, perturbation)
-        return philox.signs(seed, word, step, expert, batch * padded).reshape(batch, padded)
-
-    if directions == HADAMARD:
-        basis = hadamard_rows(pairs, padded)
-        # the sign bit of a product is the XOR of the bits; a set bit means +1 in `signs` and -1 in the basis
-        drawn = draw(0)[:, None, :] * basis[None]
-    else:
-        drawn = np.stack([draw(j) for j in range(pairs)], axis=1)
-    return drawn[:, :, :hidden]
-
-
-def hadamard_rows(count: int, width: int) -> np.ndarray:
-    """Rows of Sylvester's Hadamard matrix, int8 [count, width]: -1 where popcount(row & column) is odd."""
-    common = np.arange(count)[:, None] & np.arange(width)[None, :]
-    return (1 - 2 * (np.bitwise_count(common) & 1)).astype(np.int8)
-
-
-def weight_direction(shape: MlpShape, recipe: Recipe, step: int, expert: int, pair: int) -> Weights:
-    """z by role, +1 and -1: sign i belongs to float i of the packed vector, padding included."""
-    word = philox.pack_draw(philox.PURPOSE_PERTURBATION, LAYER_ALL, pair)
-    return shape.views(philox.signs(recipe.seed, word, step, expert, shape.packed_size))
-
-
-def estimate_activation(
-    shape: MlpShape, recipe: Recipe, weights: Weights, x: np.ndarray, targets: np.ndarray, step: int, expert: int
-) -> tuple[Weights, float, int, int]:
-    """Gradient by role, mean loss (nats) at the head's pairs, finite pairs, dropped pairs."""
+def hidden_layer(shape: MlpShape, recipe: Recipe, weights: Weights, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Pre-activations and activations [B, H]; zeros where the recipe leaves the hidden layer out."""
+    if not recipe.use_body:
+        nothing = np.zeros((len(x), shape.hidden), x.dtype)
+        return nothing, nothing
     h = x @ weights["w1"] + weights["b1"]
-    active = relu(h)
-    logits = head_logits(shape, weights, active, targets)
+    return h, activate(shape, h)
+
+
+def pair_gradient(
+    shape: MlpShape, recipe: Recipe, logits: np.ndarray, targets: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Slope [B, K or V] of the loss at each scalar logit by one +/- pair, and mean loss [B] around it.
+
+    The mean is over the pairs where the loss is a sum over the logits (tree), else that of the logits themselves.
+    """
     reach = recipe.head_perturbation_size
-    shifts = reach * np.eye(logits.shape[1], dtype=logits.dtype)
-    plus = logit_losses(shape, logits[:, :, None] + shifts, targets)
-    minus = logit_losses(shape, logits[:, :, None] - shifts, targets)
-    head = (plus - minus) / (2 * reach)
+    slopes = np.empty_like(logits)
+    loss = logit_losses(shape, recipe, logits, targets)
+    middle = np.zeros_like(loss)
+    for k in range(logits.shape[1]):
+        shift = reach * (np.arange(logits.shape[1]) == k).astype(logits.dtype)
+        plus = logit_losses(shape, recipe, logits + shift, targets)
+        minus = logit_losses(shape, recipe, logits - shift, targets)
+        slopes[:, k] = (plus - minus) / (2 * reach)
+        middle += (plus + minus) / 2 - loss
+    additive = shape.head == HEAD_TREE and recipe.loss == LOSS_LIKELIHOOD
+    return slopes, loss + middle if additive else loss
+
+
+def exact_gradient(shape: MlpShape, logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Derivative [B, K or V] of the loss at each logit, in closed form."""
+    if shape.head == HEAD_REGRESSION:
+        return 2 * (logits - targets)
+    if shape.head == HEAD_TREE:
+        signs = tree_signs(targets, shape.tree_depth)
+        return -signs * np.exp(-np.logaddexp(0, signs * logits))
+    p = np.exp(logits - np.logaddexp.reduce(logits, axis=1)[:, None])
+    p[np.arange(len(targets)), targets] -= 1
+    return p
+
+
+def can_move(shape: MlpShape, h: np.ndarray, size: float) -> np.ndarray:
+    """Whether a unit's activation differs between h + e and h - e, bool [B, H]; True where h is not finite."""
+    if shape.activation == RELU:
+        return ~(h + size <= 0)
+    return ~(np.abs(h) > size)
+
+
+def estimate_activations(
+    shape: MlpShape, recipe: Recipe, weights: Weights, batch: Batch, step: int, expert: int
+) -> Estimate:
+    """See the module's docstring."""
+    h, active = hidden_layer(shape, recipe, weights, batch.x)
+    logits = head_logits(shape, weights, active, batch)
+    head, base = _head_gradient(shape, recipe, logits, batch.targets)
     head_finite = np.isfinite(head)
-    base_losses = logit_losses(shape, logits, targets)
     delta = np.zeros_like(h)
     finite = head_finite.sum(1)
     dropped = head_finite.size - int(finite.sum())
-    if recipe.train_body:
-        v = hidden_directions(shape, recipe, step, expert)
-        slopes = np.empty(v.shape[:2], h.dtype)
-        for j in range(recipe.num_perturbations):
-            moved = [relu(h + side * recipe.perturbation_size * v[:, j]) for side in (1, -1)]
-            ends = [logit_losses(shape, head_logits(shape, weights, a, targets), targets) for a in moved]
-            slopes[:, j] = (ends[0] - ends[1]) / (2 * recipe.perturbation_size)
-        good = np.isfinite(slopes)
-        shares = np.where(good, slopes, 0) / np.maximum(good.sum(1), 1)[:, None]
-        delta = np.einsum("bp,bph->bh", shares, v)
-        finite = finite + good.sum(1)
+    if recipe.train_body and recipe.use_body:
+        size = recipe.perturbation_size
+        v = draw_directions(
+            recipe.seed, expert, step, recipe.batch, shape.hidden, recipe.num_perturbations, recipe.directions
+        )
+
+        def moved(reach: float) -> np.ndarray:
+            ends = [activate(shape, h + reach * v[:, j]) for j in range(recipe.num_perturbations)]
+            return np.stack(
+                [logit_losses(shape, recipe, head_logits(shape, weights, a, batch), batch.targets) for a in ends]
+            )
+
+        minus = moved(-size) if recipe.difference == CENTRAL else None
+        unmoved = logit_losses(shape, recipe, logits, batch.targets)
+        slopes, good = coefficients(moved(size), minus, unmoved, size, recipe.fitness)
+        shares = slopes / np.maximum(good.sum(0), 1)
+        delta = np.where(can_move(shape, h, size), np.einsum("pb,bph->bh", shares, v), 0)
+        finite = finite + good.sum(0)
         dropped += good.size - int(good.sum())
-    head = np.where(head_finite, head, 0)
-    x = np.where((finite == 0)[:, None], 0, x)
-    delta[finite == 0] = 0
-    gradient = _gradient(shape, weights, x, active, head, delta, targets, recipe.train_body)
-    if shape.head == HEAD_TREE:
-        base_losses = base_losses + ((plus + minus) / 2 - base_losses[:, None]).sum(1)
-    return gradient, _finite_mean(base_losses), int(finite.sum()), dropped
+    return _assembled(shape, recipe, batch, active, np.where(head_finite, head, 0), delta, finite, dropped, base)
 
 
-def estimate_backprop(
-    shape: MlpShape, recipe: Recipe, weights: Weights, x: np.ndarray, targets: np.ndarray
-) -> tuple[Weights, float, int, int]:
-    """As `estimate_activation`, analytically; a logit whose gradient is not finite is dropped likewise."""
-    h = x @ weights["w1"] + weights["b1"]
-    active = relu(h)
-    logits = head_logits(shape, weights, active, targets)
-    if shape.head == HEAD_TREE:
-        rows, signs = tree_path(targets, shape.tree_depth)
-        head = -signs * np.exp(-np.logaddexp(0, signs * logits))
-        used = weights["w2"][rows]
-    else:
-        head = np.exp(logits - np.logaddexp.reduce(logits, axis=1)[:, None])
-        head[np.arange(len(targets)), targets] -= 1
-        used = np.broadcast_to(weights["w2"], (len(targets), *weights["w2"].shape))
+def estimate_calculus(shape: MlpShape, recipe: Recipe, weights: Weights, batch: Batch) -> Estimate:
+    """The analytic gradient; a logit whose derivative is not finite is dropped."""
+    h, active = hidden_layer(shape, recipe, weights, batch.x)
+    logits = head_logits(shape, weights, active, batch)
+    head = exact_gradient(shape, logits, batch.targets)
     good = np.isfinite(head)
     head = np.where(good, head, 0)
-    delta = np.einsum("bk,bkh->bh", head, used) * (h > 0)
-    nothing = good.sum(1) == 0
-    delta[nothing] = 0
-    x = np.where(nothing[:, None], 0, x)
-    gradient = _gradient(shape, weights, x, active, head, delta, targets, recipe.train_body)
-    mean_loss = _finite_mean(logit_losses(shape, logits, targets))
-    return gradient, mean_loss, int(good.sum()), good.size - int(good.sum())
+    if shape.head == HEAD_TREE:
+        used = weights["w2"][tree_rows(batch.targets, shape.tree_depth)]
+    else:
+        used = np.broadcast_to(weights["w2"], (len(batch.x), *weights["w2"].shape))
+    through = h > 0 if shape.activation == RELU else np.abs(h) <= 1
+    delta = np.einsum("bk,bkh->bh", head, used) * through
+    base = logit_losses(shape, recipe, logits, batch.targets)
+    finite = good.sum(1)
+    return _assembled(shape, recipe, batch, active, head, delta, finite, good.size - int(finite.sum()), base)
 
 
-def estimate_spsa(
-    shape: MlpShape, recipe: Recipe, weights: Weights, x: np.ndarray, targets: np.ndarray, step: int, expert: int
-) -> tuple[Weights, float, int, int]:
-    """Gradient by role, mean loss (nats) of the pairs, finite pairs, dropped pairs."""
+def estimate_weights(
+    shape: MlpShape, recipe: Recipe, weights: Weights, batch: Batch, step: int, expert: int
+) -> Estimate:
+    """See the module's docstring; the loss of a probe is the mean over the batch."""
+    body = ("w1", "b1") if recipe.train_body and recipe.use_body else ()
+    head = tuple(role for role in weights if role not in ("w1", "b1"))
+    if not recipe.use_body:
+        head = tuple(role for role in head if role != "w2")
+    moving = (*body, *head) if recipe.head_rule == HEAD_SAME else body
+    active = hidden_layer(shape, recipe, weights, batch.x)[1]
+    logits = head_logits(shape, weights, active, batch)
+    base = logit_losses(shape, recipe, logits, batch.targets)
+    probes = recipe.num_perturbations if moving else 0
+    drawn = [
+        weight_direction(
+            shape, recipe.directions, recipe.density, recipe.rank, batch.x, active, recipe.seed, step, expert, j
+        )
+        for j in range(probes)
+    ]
+
+    def loss_at(z: Weights, reach: float) -> np.floating:
+        trial = {role: weights[role] + reach * z[role] if role in moving else weights[role] for role in weights}
+        return losses(shape, recipe, trial, batch).mean()
+
+    size, dtype = recipe.perturbation_size, weights["w1"].dtype
     total = {role: np.zeros_like(value) for role, value in weights.items()}
-    loss, finite = 0.0, 0
-    moving = [role for role in weights if recipe.train_body or role in ("w2", "b2")]
-    for j in range(recipe.num_perturbations):
-        z = weight_direction(shape, recipe, step, expert, j)
-        ends = []
-        for reach in (recipe.perturbation_size, -recipe.perturbation_size):
-            trial = {role: weights[role] + reach * z[role] if role in moving else weights[role] for role in weights}
-            ends.append(losses(shape, trial, x, targets).mean())
-        slope = (ends[0] - ends[1]) / (2 * recipe.perturbation_size)
-        if not np.isfinite(slope):
-            continue
-        finite += 1
-        loss += (ends[0] + ends[1]) / 2
-        for role in moving:
-            total[role] += slope * z[role]
-    if finite:
-        loss /= finite
-        total = {role: value / finite for role, value in total.items()}
-    return total, loss, finite, recipe.num_perturbations - finite
+    finite, dropped, mean_loss = 0, 0, _finite_mean(base)
+    if probes:
+        plus = np.array([loss_at(z, size) for z in drawn], dtype)
+        central = recipe.difference == CENTRAL
+        minus = np.array([loss_at(z, -size) for z in drawn], dtype) if central else None
+        shares, good = coefficients(plus, minus, base.mean(), size, recipe.fitness)
+        finite, dropped = int(good.sum()), probes - int(good.sum())
+        if finite:
+            around = (plus + minus) / 2 if minus is not None else plus * 0 + base.mean()
+            mean_loss = float(around[good].mean())
+        for j in np.flatnonzero(good):
+            for role in moving:
+                total[role] += shares[j] / finite * drawn[j][role]
+    if recipe.rescale:
+        total = {role: value / dtype.type(recipe.density) for role, value in total.items()}
+    if recipe.head_rule != HEAD_SAME:
+        slopes, loss = _head_gradient(shape, recipe, logits, batch.targets)
+        good = np.isfinite(slopes)
+        exact, head_loss, count, lost = _assembled(
+            shape, recipe, batch, active, np.where(good, slopes, 0), np.zeros_like(active), good.sum(1),
+            good.size - int(good.sum()), loss,
+        )  # fmt: skip
+        total = {role: exact[role] if role in head else value for role, value in total.items()}
+        finite, dropped = finite + count, dropped + lost
+        mean_loss = mean_loss if probes else head_loss
+    return total, mean_loss, finite, dropped
+
+
+def _head_gradient(shape: MlpShape, recipe: Recipe, logits: np.ndarray, targets: np.ndarray):
+    if recipe.head_rule == HEAD_DELTA:
+        return exact_gradient(shape, logits, targets), logit_losses(shape, recipe, logits, targets)
+    assert recipe.head_rule == HEAD_PAIRS
+    return pair_gradient(shape, recipe, logits, targets)
 
 
 def _finite_mean(values: np.ndarray) -> float:
@@ -221,33 +308,40 @@ def _finite_mean(values: np.ndarray) -> float:
     return float(values[good].mean()) if good.any() else 0.0
 
 
-def _gradient(shape, weights, x, active, head, delta, targets, train_body) -> Weights:
-    batch = len(x)
-    w2, b2 = np.zeros_like(weights["w2"]), np.zeros_like(weights["b2"])
+def _assembled(shape, recipe, batch, active, head, delta, finite, dropped, loss) -> Estimate:
+    """The estimate from slopes at the logits and at the hidden layer, what gave no finite probe left out."""
+    count = len(batch.x)
+    silent = finite == 0
+    x = np.where(silent[:, None], 0, batch.x)
+    delta = np.where(silent[:, None], 0, delta)
+    if not (recipe.train_body and recipe.use_body):
+        x, delta = np.zeros_like(x), np.zeros_like(delta)
+    w2 = np.zeros((shape.num_rows, shape.hidden), x.dtype)
+    b2 = np.zeros(shape.num_rows, x.dtype)
     if shape.head == HEAD_TREE:
-        rows, _ = tree_path(targets, shape.tree_depth)
+        rows = tree_rows(batch.targets, shape.tree_depth)
     else:
         rows = np.broadcast_to(np.arange(shape.num_rows), head.shape)
-    for b in range(batch):
+    for b in range(count):
         used = head[b] != 0
         w2[rows[b, used]] += head[b, used, None] * active[b]
         b2[rows[b, used]] += head[b, used]
-    if not train_body:
-        delta = np.zeros_like(delta)
-        x = np.zeros_like(x)
-    return {"w1": x.T @ delta / batch, "b1": delta.sum(0) / batch, "w2": w2 / batch, "b2": b2 / batch}
+    if not recipe.use_body:
+        w2[:] = 0
+    gradient = {"w1": x.T @ delta / count, "b1": delta.sum(0) / count, "w2": w2 / count, "b2": b2 / count}
+    if shape.num_memory:
+        gradient["u"] = np.einsum("bk,bkm->km", head, batch.memory) / count
+    return gradient, _finite_mean(loss), int(finite.sum()), dropped
 
 
-def estimate(
-    shape: MlpShape, recipe: Recipe, weights: Weights, x: np.ndarray, targets: np.ndarray, step: int, expert: int
-) -> tuple[Weights, float, int, int]:
-    """The recipe's gradient estimate: (gradient by role, mean loss in nats, finite pairs, dropped pairs)."""
-    if recipe.estimator == ACTIVATION:
-        return estimate_activation(shape, recipe, weights, x, targets, step, expert)
-    if recipe.estimator == SPSA:
-        return estimate_spsa(shape, recipe, weights, x, targets, step, expert)
-    assert recipe.estimator == BACKPROP
-    return estimate_backprop(shape, recipe, weights, x, targets)
+def estimate(shape: MlpShape, recipe: Recipe, weights: Weights, batch: Batch, step: int, expert: int) -> Estimate:
+    """The recipe's gradient estimate: (gradient by role, mean loss in nats, finite probes, dropped probes)."""
+    if recipe.site == ACTIVATIONS:
+        return estimate_activations(shape, recipe, weights, batch, step, expert)
+    if recipe.site == WEIGHTS:
+        return estimate_weights(shape, recipe, weights, batch, step, expert)
+    assert recipe.site == CALCULUS
+    return estimate_calculus(shape, recipe, weights, batch)
 
 
 def update(recipe: Recipe, weight, gradient, first, second, step: int) -> None:
@@ -268,6 +362,23 @@ def update(recipe: Recipe, weight, gradient, first, second, step: int) -> None:
     weight -= rate * corrected / (scale + recipe.epsilon)
 
 
+def round_to_grid(packed: np.ndarray, recipe: Recipe, moving: np.ndarray, step: int, expert: int) -> None:
+    """Move the weights [T] in `moving` to the grid, up or down at random so that the mean stays; in place."""
+    assert recipe.grid is not None
+    word = philox.pack_draw(philox.PURPOSE_ROUNDING)
+    chance = philox.words(recipe.seed, word, step, expert, packed.size) >> np.uint32(8)
+    chance = chance.astype(packed.dtype) * packed.dtype.type(2**-24)
+    spacing = np.where(recipe.grid > 0, recipe.grid, 1).astype(packed.dtype)
+    level = np.clip(np.floor(packed / spacing + chance), -recipe.levels, recipe.levels)
+    packed[...] = np.where(moving & (recipe.grid > 0), level * spacing, packed)
+
+
+def moving_roles(recipe: Recipe, roles) -> tuple[str, ...]:
+    """Roles that training changes."""
+    frozen = {"w1", "b1"} if not (recipe.train_body and recipe.use_body) else set()
+    return tuple(role for role in roles if role not in (frozen if recipe.use_body else frozen | {"w2"}))
+
+
 def train_group(
     shape: MlpShape,
     recipe: Recipe,
@@ -280,7 +391,12 @@ def train_group(
     last_step: int,
 ) -> None:
     """Same contract as `numba.train_group`; computes in the dtype of `state.packed`."""
-    moving = ("w1", "b1", "w2", "b2") if recipe.train_body else ("w2", "b2")
+    moving = moving_roles(recipe, shape.roles)
+    mask = np.zeros(shape.packed_size, bool)
+    for role in moving:
+        shape.views(mask)[role][...] = True
+    anchor = np.zeros(shape.packed_size, np.float32) if recipe.anchor is None else recipe.anchor
+    anchors = shape.views(anchor)
     draw_batch = philox.pack_draw(philox.PURPOSE_BATCH)
     total_steps = len(recipe.learning_rates)
     for e, expert in enumerate(expert_ids):
@@ -293,8 +409,8 @@ def train_group(
         with np.errstate(invalid="ignore", over="ignore"):
             for step in range(first_step, last_step):
                 chosen = philox.uniform_ints(recipe.seed, draw_batch, step, int(expert), recipe.batch, len(own))
-                x, targets = gather(inputs, own[chosen].astype(np.int64), state.packed.dtype)
-                gradient, loss, finite, dropped = estimate(shape, recipe, weights, x, targets, step, int(expert))
+                batch = gather(inputs, own[chosen].astype(np.int64), state.packed.dtype)
+                gradient, loss, finite, dropped = estimate(shape, recipe, weights, batch, step, int(expert))
                 state.dropped[e] += dropped
                 if finite == 0:
                     state.status[e] = STATUS_NO_FINITE_PAIR
@@ -303,11 +419,15 @@ def train_group(
                 state.curve[e, step * CURVE_POINTS // total_steps] += loss
                 if recipe.clip_norm:
                     norm = np.sqrt(sum((gradient[role] ** 2).sum() for role in moving))
-                    gradient = {role: value * min(1.0, recipe.clip_norm / norm) for role, value in gradient.items()}
+                    shrink = recipe.clip_norm / norm if norm > recipe.clip_norm else 1.0
+                    gradient = {role: value * shrink for role, value in gradient.items()}
                 for role in moving:
-                    if role in ("w1", "w2"):
-                        weights[role] *= 1 - float(recipe.learning_rates[step]) * recipe.weight_decay
+                    if role in ("w1", "w2", "u"):
+                        pull = float(recipe.learning_rates[step]) * recipe.weight_decay
+                        weights[role] -= pull * (weights[role] - anchors[role])
                     update(recipe, weights[role], gradient[role], first[role], second[role], step)
+                if recipe.grid is not None:
+                    round_to_grid(state.packed[e], recipe, mask, step, int(expert))
         if state.status[e] == STATUS_OK and not np.isfinite(state.packed[e]).all():
             state.status[e] = STATUS_NONFINITE_WEIGHT
             state.failed_step[e] = last_step - 1

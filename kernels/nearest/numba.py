@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import simd
 from ..compile import jit
-from ..mlp_resident.numba import _tile
+from ..mlp_resident.layers import tile
 
 _LANES = simd.LANES
 _TILE = 8
@@ -27,7 +27,7 @@ def _nearest(x, centroids, norms, features, num_centroids, count, ids, scores):
             for f in range(x.shape[1]):
                 rows[row * features + f] = x[start + row, f]
         for first in range(0, padded, _LANES):
-            _tile(rows, 0, features, 1, features, centroids, first, padded, products, 0, _LANES, zero)
+            tile(rows, 0, features, 1, features, centroids, first, padded, products, 0, _LANES, zero)
             for row in range(used):
                 i = start + row
                 for lane in range(min(_LANES, num_centroids - first)):

@@ -30,6 +30,8 @@ PURPOSE_PERTURBATION = 3
 PURPOSE_ROUTER = 4
 PURPOSE_BOOTSTRAP = 5
 PURPOSE_SAMPLE = 6
+PURPOSE_ROUNDING = 7
+PURPOSE_DROPOUT = 8
 
 _LOW = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
@@ -116,3 +118,15 @@ def uniform_floats(seed: int, draw: int, step: int, expert: int, count: int) -> 
     """`count` floats in [-1, 1), float32 [count], on a grid of 2**-23, so that every backend agrees."""
     drawn = words(seed, draw, step, expert, count)
     return (drawn >> np.uint32(8)).astype(np.float32) * np.float32(2**-23) - np.float32(1)
+
+
+def normals(seed: int, draw: int, step: int, expert: int, count: int) -> np.ndarray:
+    """`count` standard normal floats, float32 [count], by Box and Muller (1958) in float64 from pairs of words.
+
+    Words 2 i and 2 i + 1 give normals 2 i (cosine) and 2 i + 1 (sine).
+    """
+    drawn = words(seed, draw, step, expert, count + count % 2).astype(np.float64).reshape(-1, 2)
+    radius = np.sqrt(-2 * np.log((drawn[:, 0] + 1) / 2**32))
+    angle = 2 * np.pi * drawn[:, 1] / 2**32
+    pairs = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
+    return pairs.astype(np.float32).reshape(-1)[:count]

@@ -42,7 +42,8 @@ def build(name: str, x: np.ndarray, y: np.ndarray, split: np.ndarray | None, see
         bad = np.flatnonzero(~np.isfinite(y))
         if len(bad):
             raise UserError(f"{name}: y is not finite in {len(bad)} row(s), the first {_rows(bad)}; drop them")
-        raise UserError(f"{name}: y has dtype {y.dtype}; only classes (integers 0, 1, ...) can be trained so far")
+        splits = split_rows(len(x), seed) if split is None else _given_split(name, np.asarray(split), len(x))
+        return ArrayCorpus(name, x, y.astype(np.float32), splits, 0)
     y = y.astype(np.int64)
     bad = np.flatnonzero(y < 0)
     if len(bad):

@@ -6,8 +6,8 @@ from colonnade.ensemble.api import ArrayClassifier, ByteModel, fit_ensemble, tra
 from colonnade.ensemble.layout import Layout
 from colonnade.ensemble.metrics import LOG2
 from colonnade.experts.config import EstimatorConfig, ExpertConfig, OptimizerConfig, TrainConfig
-from colonnade.experts.mlp import class_frequencies
-from colonnade.experts.training import build_spec
+from colonnade.experts.families.mlp import build_spec
+from colonnade.experts.families.starts import class_frequencies
 from colonnade.kernels.errors import UserError
 from colonnade.router.relay import fit_text_relay
 from colonnade.router.router import RouterConfig

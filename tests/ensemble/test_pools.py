@@ -12,7 +12,7 @@ from colonnade.ensemble.pools import (
     weighted_sum,
 )
 from colonnade.kernels.errors import UserError
-from colonnade.kernels.mlp_resident.reference import tree_path
+from colonnade.kernels.mlp_resident.contract import tree_rows, tree_signs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
@@ -102,13 +102,13 @@ def test_softmax_pools_give_distributions_whatever_the_batch(pool):
 @given(st.integers(1, 8))
 def test_path_signs_agree_with_the_kernels(depth):
     targets = np.arange(1 << depth)
-    np.testing.assert_array_equal(path_signs(targets, depth), tree_path(targets, depth)[1])
+    np.testing.assert_array_equal(path_signs(targets, depth), tree_signs(targets, depth))
 
 
 def test_tree_losses_of_all_leaves_sum_to_one():
     rng = np.random.default_rng()
     nodes = rng.standard_normal(31)
-    rows, signs = tree_path(np.arange(32), 5)
+    rows, signs = tree_rows(np.arange(32), 5), tree_signs(np.arange(32), 5)
     assert np.exp(-tree_nats(nodes[rows], signs)).sum() == pytest.approx(1)
 
 

@@ -10,8 +10,9 @@ from colonnade.experts.bank import Bank, damaged_files, marker_path, read_marker
 from colonnade.experts.checkpoint import load_checkpoint
 from colonnade.experts.commit import train_and_commit
 from colonnade.experts.config import EstimatorConfig, ExpertConfig, OptimizerConfig, TrainConfig
-from colonnade.experts.mlp import class_frequencies
-from colonnade.experts.training import build_spec, parameter_split, train_group
+from colonnade.experts.families.mlp import build_spec, check_loss
+from colonnade.experts.families.starts import class_frequencies
+from colonnade.experts.training import advance_group, finish_group, start_group, train_group, train_seed
 from colonnade.kernels.errors import UserError
 from colonnade.kernels.mlp_resident.contract import Inputs
 
@@ -159,17 +160,15 @@ def test_a_bank_of_another_shape_is_refused(tmp_path, problem):
 
 
 def test_a_failed_expert_is_marked_and_left_out(tmp_path, problem, monkeypatch):
-    from colonnade.experts import training
-
     spec = make_spec(problem[-1])
-    original = training.initial_weights
+    original = type(spec).initial
 
-    def poisoned(*arguments):
-        weights = original(*arguments)
-        weights["w1"][3] = np.nan
-        return weights
+    def poisoned(self, *arguments):
+        packed, fixed = original(self, *arguments)
+        self.shape.views(packed)["w1"][3] = np.nan
+        return packed, fixed
 
-    monkeypatch.setattr(training, "initial_weights", poisoned)
+    monkeypatch.setattr(type(spec), "initial", poisoned)
     bank = train(tmp_path, spec, problem)
     marker = json.loads(marker_path(tmp_path, 1).read_text())
     assert [entry["expert"] for entry in marker["failed"]] == [15]
@@ -182,22 +181,22 @@ def test_a_failed_expert_is_marked_and_left_out(tmp_path, problem, monkeypatch):
 
 def test_parameters_are_split_into_sampled_and_exact(problem):
     spec = make_spec(problem[-1])
-    assert parameter_split(spec) == (13 * 8, 255 * 9)
-    assert sum(parameter_split(spec)) == spec.shape.num_parameters
+    assert spec.parameter_split() == (13 * 8, 255 * 9)
+    assert sum(spec.parameter_split()) == spec.shape.num_parameters
 
 
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (lambda: ExpertConfig(head="forest"), "known: softmax, tree"),
+        (lambda: ExpertConfig(head="forest"), "known: regression, softmax, tree"),
         (lambda: ExpertConfig(hidden=0), "expert.hidden=0"),
         (lambda: ExpertConfig(num_outputs=10), "use expert.head=softmax"),
-        (lambda: EstimatorConfig("newton"), "known: activation, backprop, spsa"),
+        (lambda: EstimatorConfig("newton"), "known: activation, agzo, backprop, delta, fzoo"),
         (lambda: EstimatorConfig(perturbation_size=0), "estimator.perturbation_size=0"),
         (lambda: EstimatorConfig(num_perturbations=0), "between 1"),
         (lambda: OptimizerConfig(learning_rate=float("nan")), "optimizer.learning_rate=nan"),
         (lambda: OptimizerConfig(beta1=1.0), "optimizer.beta1"),
-        (lambda: OptimizerConfig(schedule="step"), "known: constant, linear"),
+        (lambda: OptimizerConfig(schedule="step"), "known: constant, cosine, linear"),
         (lambda: TrainConfig(steps=0), "train.steps=0"),
         (lambda: TrainConfig(batch=0), "train.batch=0"),
         (lambda: TrainConfig(seed=-1), "seed=-1"),
@@ -218,3 +217,93 @@ def test_more_directions_than_the_basis_are_refused(problem):
             12,
             problem[-1],
         )
+
+
+@pytest.mark.parametrize(
+    ("expert", "estimator", "optimizer", "words"),
+    [
+        ({}, {"num_perturbations": 33}, {}, "has 32 rows"),
+        ({}, {"name": "lowrank", "directions": "lowrank", "head": "same", "rank": 20}, {}, "estimator.rank=20"),
+        ({}, {"name": "agzo", "directions": "subspace", "head": "same", "rank": 20}, {}, "estimator.rank=20"),
+        ({}, {}, {"anchored": True}, "seed_expert.steps"),
+        ({}, {}, {"schedule": "plateau"}, "optimizer.schedule=plateau"),
+        ({"loss": "zero_one"}, {"name": "backprop", "directions": "signs"}, {}, "derivative of the loss"),
+        ({"loss": "zero_one"}, {"head": "delta"}, {}, "use pairs"),
+    ],
+)
+def test_parts_that_do_not_fit_together_are_named(expert, estimator, optimizer, words):
+    with pytest.raises(UserError, match=words):
+        build_spec(
+            ExpertConfig(**expert),
+            EstimatorConfig(**estimator),
+            OptimizerConfig(**optimizer),
+            TrainConfig(),
+            12,
+            np.ones(256) / 256,
+        )
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: EstimatorConfig(directions="gaussian"), "takes hadamard or signs"),
+        (lambda: EstimatorConfig(head="same"), "use pairs or delta"),
+        (lambda: EstimatorConfig(num_perturbations=1, fitness="std"), "2 or more"),
+        (lambda: ExpertConfig(use_body=False), "nothing is left to learn"),
+        (lambda: ExpertConfig(memory=True, head="softmax"), "expert.head=tree"),
+        (lambda: ExpertConfig(loss="mine:loss", loss_function=len), "softmax or regression"),
+        (lambda: TrainConfig(hold_back=1.0), "train.hold_back=1.0"),
+    ],
+)
+def test_choices_that_contradict_each_other_say_so(build, words):
+    with pytest.raises(UserError, match=words):
+        build()
+
+
+@pytest.mark.parametrize("result", [0.5, np.zeros((3, 1)), np.zeros(1)], ids=["scalar", "matrix", "mean"])
+def test_a_loss_that_is_not_one_number_an_example_is_refused(result):
+    expert = ExpertConfig(head="softmax", num_outputs=4, loss="mine:loss", loss_function=lambda *_: result)
+    with pytest.raises(UserError, match="one number an example"):
+        check_loss(expert)
+
+
+def test_early_stopping_keeps_the_best_look_and_survives_checkpoints(tmp_path, problem):
+    inputs, indices, offsets, frequencies = problem
+    ids = IDS
+    train_config = TrainConfig(steps=40, batch=8, hold_back=0.3, looks=8)
+    # a rate that diverges: the best look is an early one
+    optimizer = OptimizerConfig(learning_rate=40.0, clip_norm=0.0, weight_decay=0.0, schedule="constant")
+    spec = build_spec(ExpertConfig(hidden=8), EstimatorConfig(), optimizer, train_config, 12, frequencies)
+    whole = train_group(spec, inputs, indices, offsets, ids)
+    e = int(np.argmax(np.diff(offsets)))
+    own = indices[offsets[e] : offsets[e + 1]]
+    count = len(own) - int(0.3 * len(own))
+    own, held = own[:count], own[count:]
+    kept = spec.shape.pack({role: values[e : e + 1] for role, values in whole.weights.items() if role != "b0"})[0]
+    start = spec.initial(inputs, own, np.array([0, len(own)]), ids[e : e + 1])[0][0]
+    assert spec.loss(inputs, held, kept) <= spec.loss(inputs, held, start) + 1e-6
+    assert 0 <= whole.columns["kept_step"][e] < 40
+    for every in (7, 13):
+        progress = start_group(spec, inputs, indices, offsets, ids)
+        for stop in [*range(every, 40, every), 40]:
+            advance_group(spec, inputs, indices, offsets, ids, progress, stop)
+        again = finish_group(spec, offsets, ids, progress)
+        for role in whole.weights:
+            np.testing.assert_array_equal(again.weights[role], whole.weights[role])
+
+
+def test_a_seed_is_where_every_expert_starts_and_what_decay_pulls_to(problem):
+    inputs, indices, offsets, frequencies = problem
+    ids = IDS
+    small, estimator, steps = ExpertConfig(hidden=8), EstimatorConfig(), TrainConfig(steps=30)
+    plain = build_spec(small, estimator, OptimizerConfig(), steps, 12, frequencies)
+    seed = train_seed(plain, inputs, indices, 0xFFFFFFFE)
+    strong = OptimizerConfig(learning_rate=1.0, weight_decay=1.0, anchored=True, schedule="constant")
+    spec = build_spec(small, estimator, strong, steps, 12, frequencies, seed_expert=seed)
+    packed, _ = spec.initial(inputs, indices, offsets, ids)
+    np.testing.assert_array_equal(packed, np.repeat(seed[None], len(ids), axis=0))
+    trained = train_group(spec, inputs, indices, offsets, ids).weights
+    # a full pull each step leaves the weights one clipped step from the seed
+    used = np.diff(offsets) > 0
+    distance = np.abs(trained["w1"][used] - spec.shape.views(seed)["w1"]).max()
+    assert 0 < distance <= 0.5 + 1e-6

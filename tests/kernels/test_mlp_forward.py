@@ -31,13 +31,14 @@ def test_logits_match_the_reference_and_do_not_depend_on_the_batch(head, kind):
     shape, inputs, weights, positions, experts = make(head, kind)
     packed = shape.pack(weights)
     got = row_logits(shape, inputs, positions, experts, packed)
-    x, targets = reference.gather(inputs, positions, np.dtype(np.float64))
+    batch = reference.gather(inputs, positions, np.dtype(np.float64))
+    x, targets = batch.x, batch.targets
     for i, expert in enumerate(experts):
         if expert < 0:
             assert not got[i].any()
             continue
         w = {role: value[expert].astype(np.float64) for role, value in weights.items()}
-        expected = reference.relu(x[i] @ w["w1"] + w["b1"]) @ w["w2"].T + w["b2"]
+        expected = reference.activate(shape, x[i] @ w["w1"] + w["b1"]) @ w["w2"].T + w["b2"]
         np.testing.assert_allclose(got[i], expected, rtol=1e-4, atol=1e-4)
         alone = row_logits(shape, inputs, positions[i : i + 1], experts[i : i + 1], packed)
         np.testing.assert_array_equal(alone[0], got[i])
@@ -45,10 +46,26 @@ def test_logits_match_the_reference_and_do_not_depend_on_the_batch(head, kind):
     np.testing.assert_array_equal(row_logits(shape, inputs, positions[order], experts[order], packed), got[order])
     if head == c.HEAD_TREE:
         along = path_logits(shape, inputs, positions, experts, targets, packed)
-        rows, _ = reference.tree_path(targets, shape.tree_depth)
+        rows = c.tree_rows(targets, shape.tree_depth)
         np.testing.assert_array_equal(along, np.take_along_axis(got, rows, 1))
 
 
 def test_no_inputs():
     shape, inputs, weights, positions, experts = make(c.HEAD_TREE, "rows")
     assert row_logits(shape, inputs, positions[:0], experts[:0], shape.pack(weights)).shape == (0, 7)
+
+
+def test_memory_is_part_of_the_logits_along_a_path():
+    shape, inputs, _, positions, experts = make(c.HEAD_TREE, "text")
+    rng = np.random.default_rng()
+    shape = c.MlpShape(shape.num_features, 21, 256, c.HEAD_TREE, 16)
+    memory = rng.integers(-127, 128, (500, 8, 16)).astype(np.int8)
+    inputs = c.Inputs(inputs.text, inputs.embedding, inputs.context, memory=memory)
+    weights = {role: rng.standard_normal((6, *size)).astype(np.float32) for role, size in shape.roles.items()}
+    batch = reference.gather(inputs, positions, np.dtype(np.float64))
+    got = path_logits(shape, inputs, positions, experts, batch.targets, shape.pack(weights))
+    bare = row_logits(shape, inputs, positions, experts, shape.pack(weights))
+    rows = c.tree_rows(batch.targets, 8)
+    for i, expert in enumerate(experts):
+        extra = np.einsum("km,km->k", batch.memory[i], weights["u"][expert]) if expert >= 0 else 0
+        np.testing.assert_allclose(got[i], bare[i, rows[i]] + extra, rtol=1e-4, atol=1e-3)

@@ -1,15 +1,14 @@
 import numpy as np
 import pytest
-from colonnade.experts import mlp
-from colonnade.kernels.mlp_resident.contract import HEAD_SOFTMAX, HEAD_TREE, MlpShape
-from colonnade.kernels.mlp_resident.reference import tree_path
+from colonnade.experts.families import starts
+from colonnade.kernels.mlp_resident.contract import HEAD_SOFTMAX, HEAD_TREE, MlpShape, tree_rows, tree_signs
 from hypothesis import given
 from hypothesis import strategies as st
 
 
 def tree_probabilities(logits, depth):
     """Leaf probabilities, by walking every path."""
-    rows, signs = tree_path(np.arange(1 << depth), depth)
+    rows, signs = tree_rows(np.arange(1 << depth), depth), tree_signs(np.arange(1 << depth), depth)
     return np.prod(1 / (1 + np.exp(-signs * logits[rows])), axis=1)
 
 
@@ -17,9 +16,9 @@ def tree_probabilities(logits, depth):
 def test_tree_biases_are_the_smoothed_counts_at_every_node(depth, strength, random):
     outputs = 1 << depth
     counts = np.array([[random.randrange(5) for _ in range(outputs)]])
-    frequencies = mlp.class_frequencies(np.arange(outputs), outputs)
+    frequencies = starts.class_frequencies(np.arange(outputs), outputs)
     shape = MlpShape(4, 3, outputs, HEAD_TREE)
-    biases = mlp.count_biases(shape, counts, frequencies, strength)[0].astype(np.float64)
+    biases = starts.count_biases(shape, counts, frequencies, strength)[0].astype(np.float64)
     for row in range(outputs - 1):
         level = (row + 1).bit_length() - 1
         span = outputs >> (level + 1)
@@ -34,24 +33,24 @@ def test_tree_biases_are_the_smoothed_counts_at_every_node(depth, strength, rand
 
 
 def test_without_counts_a_tree_predicts_the_frequencies():
-    frequencies = mlp.class_frequencies(np.random.default_rng().integers(0, 32, 500), 32)
+    frequencies = starts.class_frequencies(np.random.default_rng().integers(0, 32, 500), 32)
     shape = MlpShape(4, 3, 32, HEAD_TREE)
-    biases = mlp.count_biases(shape, np.zeros((1, 32)), frequencies, 2.0)[0]
+    biases = starts.count_biases(shape, np.zeros((1, 32)), frequencies, 2.0)[0]
     np.testing.assert_allclose(tree_probabilities(biases.astype(np.float64), 5), frequencies, rtol=1e-5)
 
 
 def test_softmax_biases_are_log_smoothed_frequencies():
     counts = np.array([[3, 0, 5], [0, 0, 0]])
     frequencies = np.array([0.5, 0.25, 0.25])
-    got = mlp.count_biases(MlpShape(4, 3, 3, HEAD_SOFTMAX), counts, frequencies, 2.0)
+    got = starts.count_biases(MlpShape(4, 3, 3, HEAD_SOFTMAX), counts, frequencies, 2.0)
     np.testing.assert_allclose(np.exp(got[0]), np.array([4, 0.5, 5.5]) / 10, rtol=1e-6)
     np.testing.assert_allclose(np.exp(got[1]), frequencies, rtol=1e-6)
 
 
 def test_initial_body_depends_on_seed_and_expert_alone():
     shape = MlpShape(60, 32, 256, HEAD_TREE)
-    first = mlp.initial_body(shape, 1, 7)
-    np.testing.assert_array_equal(first, mlp.initial_body(shape, 1, 7))
-    assert not np.array_equal(first, mlp.initial_body(shape, 1, 8))
-    assert not np.array_equal(first, mlp.initial_body(shape, 2, 7))
+    first = starts.initial_body(shape, 1, 7)
+    np.testing.assert_array_equal(first, starts.initial_body(shape, 1, 7))
+    assert not np.array_equal(first, starts.initial_body(shape, 1, 8))
+    assert not np.array_equal(first, starts.initial_body(shape, 2, 7))
     assert first.var() == pytest.approx(2 / 60, rel=0.1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..kernels.mlp_resident.contract import HEAD_TREE, LAYER_BODY, MlpShape
-from ..kernels.philox import reference as philox
+from ...kernels.mlp_resident.contract import HEAD_TREE, LAYER_BODY, MlpShape
+from ...kernels.philox import reference as philox
 
 
 def initial_body(shape: MlpShape, seed: int, expert: int) -> np.ndarray:
@@ -34,6 +34,18 @@ def count_biases(shape: MlpShape, counts: np.ndarray, frequencies: np.ndarray, s
     right = own[1] + strength * whole[1] / (whole[0] + whole[1])
     left = own[0] + strength * whole[0] / (whole[0] + whole[1])
     return np.log(right / left).astype(np.float32)
+
+
+def mean_biases(targets: list[np.ndarray], mean: np.ndarray, strength: float) -> np.ndarray:
+    """Biases of a regression head: each expert's mean target, shrunk towards the mean of all, float32 [G, V].
+
+    Args:
+        targets: of each expert, [n, V]; n may be 0.
+        mean: float64 [V] of the training split.
+        strength: pseudo-examples at that mean.
+    """
+    rows = [(own.sum(0, dtype=np.float64) + strength * mean) / (len(own) + strength) for own in targets]
+    return np.stack(rows).astype(np.float32)
 
 
 def node_masses(leaves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

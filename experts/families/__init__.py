@@ -1,0 +1,1 @@
+"""What an expert is: its weights, where they start, and the loop that trains one."""

@@ -1,0 +1,1 @@
+"""Log-probabilities of bytes under many small recurrent experts."""

@@ -1,0 +1,1 @@
+"""What n-gram tables say of the decisions on a byte's path."""
