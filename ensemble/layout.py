@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from ..experts.families.module import ModuleShape
 from ..kernels.mlp_resident.contract import MlpShape
 
 
@@ -30,7 +31,7 @@ class Layout:
         unusable: global ids of experts that are cold or failed.
     """
 
-    shape: MlpShape
+    shape: MlpShape | ModuleShape
     first_expert: np.ndarray
     group_size: int
     unusable: frozenset[int]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -14,11 +15,14 @@ from pathlib import Path
 import numpy as np
 
 from ..experts.bank import Bank
+from ..experts.config import ExpertConfig
+from ..experts.families.module import ModuleBody, ModuleShape, torch_loss
 from ..experts.families.starts import count_biases
 from ..kernels.errors import UserError
 from ..kernels.files import write_json_atomic
 from ..kernels.mlp_resident.contract import (
     HEAD_REGRESSION,
+    HEAD_SOFTMAX,
     HEADS,
     MEMORY_FEATURES,
     RELU,
@@ -202,10 +206,12 @@ def _sparse_rows(memory: Memory, text: np.ndarray, positions: np.ndarray, target
     return rows
 
 
-def prior_logits(shape: MlpShape, frequencies: np.ndarray) -> np.ndarray:
+def prior_logits(shape: MlpShape | ModuleShape, frequencies: np.ndarray) -> np.ndarray:
     """float32 [R]: head logits under which class frequencies [V] are predicted; zeros for regression."""
     if shape.head == HEAD_REGRESSION:
         return np.zeros(shape.num_rows, np.float32)
+    if isinstance(shape, ModuleShape):
+        shape = MlpShape(1, 1, shape.num_outputs, HEAD_SOFTMAX)
     return count_biases(shape, np.zeros((1, shape.num_outputs)), frequencies, 1.0)[0]
 
 
@@ -224,18 +230,17 @@ def write_manifest(
     directory = Path(run) / "ensemble"
     directory.mkdir(exist_ok=True)
     shape = layout.shape
+    expert: dict = {"num_features": shape.num_features, "num_outputs": shape.num_outputs, "head": mixing.head}
+    if isinstance(shape, ModuleShape):
+        expert |= {"family": "module", "module": shape.body.name}
+    else:
+        family = "mlp" if shape.activation == RELU else "integer"
+        expert |= {"family": family, "hidden": shape.hidden, "num_memory": shape.num_memory}
     manifest = {
         "schema": SCHEMA,
         "version": version("colonnade"),
         "digests": digests,
-        "expert": {
-            "family": "mlp" if shape.activation == RELU else "integer",
-            "num_features": shape.num_features,
-            "hidden": shape.hidden,
-            "num_outputs": shape.num_outputs,
-            "num_memory": shape.num_memory,
-            "head": mixing.head,
-        },
+        "expert": expert,
         "first_expert": layout.first_expert.tolist(),
         "group_size": layout.group_size,
         "unusable": sorted(layout.unusable),
@@ -260,8 +265,31 @@ def input_digests(run: str | os.PathLike[str]) -> dict[str, str]:
     return found
 
 
-def load(run: str | os.PathLike[str]) -> EnsembleModel:
-    """The ensemble of a run; UserError says what is missing or does not fit."""
+def _shape_of(expert: dict, module: tuple[str, Callable] | None) -> MlpShape | ModuleShape:
+    if expert["family"] != "module":
+        return MlpShape(
+            expert["num_features"],
+            expert["hidden"],
+            expert["num_outputs"],
+            HEADS[expert["head"]],
+            expert["num_memory"],
+            SIGN if expert["family"] == "integer" else RELU,
+        )
+    name = expert["module"]
+    if module is None or module[0] != name:
+        raise UserError(
+            f"expert.module={name}: the run names code of your own; repeat expert.module={name} on the command line "
+            "to run it"
+        )
+    loss = torch_loss(ExpertConfig(head=expert["head"], num_outputs=expert["num_outputs"]))
+    return ModuleBody(module[1], name, expert["num_features"], expert["num_outputs"], loss).shape(expert["head"])
+
+
+def load(run: str | os.PathLike[str], module: tuple[str, Callable] | None = None) -> EnsembleModel:
+    """The ensemble of a run; UserError says what is missing or does not fit.
+
+    `module` is (name, factory) of experts of the user's own, which nothing in a run directory can name by itself.
+    """
     run = Path(run)
     path = run / "ensemble" / "manifest.json"
     if not run.is_dir():
@@ -276,14 +304,7 @@ def load(run: str | os.PathLike[str]) -> EnsembleModel:
         raise UserError(f"{path}: schema {manifest.get('schema')}, this version reads {SCHEMA}")
     try:
         expert = manifest["expert"]
-        shape = MlpShape(
-            expert["num_features"],
-            expert["hidden"],
-            expert["num_outputs"],
-            HEADS[expert["head"]],
-            expert["num_memory"],
-            SIGN if expert["family"] == "integer" else RELU,
-        )
+        shape = _shape_of(expert, module)
         first_expert = np.array(manifest["first_expert"], np.int64)
         layout = Layout(shape, first_expert, int(manifest["group_size"]), frozenset(manifest["unusable"]))
         mixing = Mixing.from_json(manifest["mixing"])

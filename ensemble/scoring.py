@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..experts.families.module import ModuleShape
 from ..kernels.mlp_forward.numba import path_logits, row_logits
-from ..kernels.mlp_resident.contract import HEAD_TREE, MEMORY_UNIT, Inputs, tree_rows
+from ..kernels.mlp_resident.contract import HEAD_TREE, MEMORY_UNIT, Inputs, MlpShape, tree_rows
 from .layout import Layout, WeightReader
 
 _THREADS = min(8, os.cpu_count() or 1)
@@ -76,8 +77,11 @@ def score(
             local = np.where(local >= 0, rows_of[local], -1)
             order = np.argsort(local, kind="stable")
 
-            def run(part: np.ndarray, local=local, packed=packed, area=area) -> None:
-                if path_targets is not None:
+            def run(part: np.ndarray, local=local, packed=packed, biases=biases, area=area) -> None:
+                if isinstance(shape, ModuleShape):
+                    assert inputs.x is not None
+                    out = shape.row_logits(inputs.x[positions[part]], local[part], packed, biases)
+                elif path_targets is not None:
                     out = path_logits(shape, inputs, positions[part], local[part], path_targets[part], packed)
                 else:
                     out = row_logits(shape, inputs, positions[part], local[part], packed)
@@ -86,6 +90,7 @@ def score(
             list(pool.map(run, np.array_split(order, _THREADS)))
             if row_memory is not None:
                 held = local >= 0
+                assert isinstance(shape, MlpShape)
                 u = shape.views(packed[local[held]])["u"][:, levels]
                 trained[held, area] += MEMORY_UNIT * np.einsum("nrm,nrm->nr", row_memory[held], u)
             if before is not None:

@@ -17,7 +17,8 @@ from ..kernels.mlp_resident.contract import GroupState
 from .bank import Marker, commit, read_marker
 from .training import GroupProgress
 
-_STATE_FIELDS = ("packed", "first_moment", "second_moment", "curve", "dropped", "status", "failed_step")
+_STATE_FIELDS = ("packed", "first_moment", "second_moment", "curve", "dropped", "status", "failed_step", "rate_scale",
+                 "stale")  # fmt: skip
 _PROGRESS_FIELDS = ("seconds", "best", "best_loss", "best_step")
 
 

@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..kernels.mlp_resident.contract import Inputs
 from .bank import Bank, commit
 from .checkpoint import load_checkpoint, remove_checkpoints, save_checkpoint
-from .families.base import TrainSpec
+from .families.base import Inputs, TrainSpec
 from .training import advance_group, finish_group, start_group
 
 

@@ -18,7 +18,7 @@ from ..kernels.mlp_resident.contract import (
 )
 
 SCHEDULES = ("constant", "linear", "cosine", "plateau")
-MLP_FAMILIES = ("mlp", "integer")
+POSITION_FAMILIES = ("mlp", "integer", "module")
 # the widest weight of an integer expert, in spacings of its grid
 LEVELS = {"int8": 127, "ternary": 1}
 LOSSES = ("likelihood", "zero_one")
@@ -71,7 +71,7 @@ class ExpertConfig:
         num_outputs: V; a power of two up to 256 for `tree`, targets a row for `regression`.
         train_body: False leaves the hidden layer at its random start.
         prior_strength: pseudo-counts of the whole training split in an expert's biases.
-        family: `mlp` (float weights, ReLU) or `integer` (weights on a grid, sign activations).
+        family: `mlp` (float weights, ReLU), `integer` (weights on a grid, sign activations) or `module`.
         weights: of an integer expert: `int8` (-127 .. 127 spacings) or `ternary` (-1, 0, 1).
         use_body: False leaves out the hidden layer: an expert that mixes memory alone.
         memory: whether memory is part of the input.
@@ -94,7 +94,7 @@ class ExpertConfig:
 
     def __post_init__(self) -> None:
         _known("expert.head", self.head, HEADS)
-        _known("expert.family", self.family, MLP_FAMILIES)
+        _known("expert.family", self.family, POSITION_FAMILIES)
         _known("expert.weights", self.weights, LEVELS)
         if self.loss_function is None:
             _known("expert.loss", self.loss, LOSSES)
@@ -190,12 +190,12 @@ class EstimatorConfig:
         return RULES[self.name].site
 
 
-def level(estimator: EstimatorConfig, expert: ExpertConfig) -> str:
+def level(estimator: EstimatorConfig, expert: ExpertConfig | None) -> str:
     """How much a step is told of the loss: results at different levels are not of one kind."""
     if estimator.name == "backprop":
         return "the gradient"
     head = {"same": "", "pairs": " and one an output decision", "delta": " and the exact gradient at the head"}
-    trains_body = expert.train_body and expert.use_body and estimator.name != "delta"
+    trains_body = expert is None or (expert.train_body and expert.use_body and estimator.name != "delta")
     if not trains_body and estimator.head != "same":
         return "the exact gradient at the head" if estimator.head == "delta" else "one number an output decision"
     return ("one number an example" if estimator.site == "activations" else "one number a batch") + head[estimator.head]

@@ -94,6 +94,15 @@ def advance_group(
     report: Callable[[int], None] | None = None,
 ) -> None:
     """Run every expert of the group up to `last_step`; `report(k)` is called after the k-th expert."""
+    if spec.coupled:
+        began = time.perf_counter()
+        own = [indices[offsets[e] : offsets[e + 1]] for e in range(len(expert_ids))]
+        spec.run_together(inputs, own, expert_ids, progress.state, progress.step, last_step, progress.fixed)
+        progress.seconds += (time.perf_counter() - began) / len(expert_ids)
+        progress.step = last_step
+        if report:
+            report(len(expert_ids))
+        return
     for e in range(len(expert_ids)):
         own = indices[offsets[e] : offsets[e + 1]]
         began = time.perf_counter()
@@ -117,24 +126,31 @@ def _advance_expert(
     state = progress.state
     one = GroupState(**{name: getattr(state, name)[alone] for name in GroupState.__dataclass_fields__})
     kept = _kept(spec, own)
+    fixed = {role: values[alone] for role, values in progress.fixed.items()}
     if not len(kept) or len(kept) == len(own):
-        spec.run(inputs, kept, expert_id, one, progress.step, last_step)
+        spec.run(inputs, kept, expert_id, one, progress.step, last_step, fixed)
         return
     held = own[len(kept) :][:_LOOK_INPUTS]
+    offset = fixed["b0"][0] if "b0" in fixed else None
     steps, looks = spec.train.steps, spec.train.looks
     if progress.step == 0:
-        progress.best_loss[e] = spec.loss(inputs, held, one.packed[0])
+        progress.best_loss[e] = spec.loss(inputs, held, one.packed[0], offset)
     # looks are at fixed steps, wherever a checkpoint cuts the run
     stops = [steps * look // looks for look in range(1, looks + 1)]
     first = progress.step
     for stop in [*(stop for stop in stops if first < stop < last_step), last_step]:
-        spec.run(inputs, kept, expert_id, one, first, stop)
+        spec.run(inputs, kept, expert_id, one, first, stop, fixed)
         first = stop
         if stop in stops and one.status[0] == STATUS_OK:
-            loss = spec.loss(inputs, held, one.packed[0])
+            loss = spec.loss(inputs, held, one.packed[0], offset)
+            one.stale += 1
             if loss < progress.best_loss[e]:
                 progress.best_loss[e], progress.best_step[e] = loss, stop
                 progress.best[e] = one.packed[0]
+                one.stale[:] = 0
+            if spec.patience and one.stale[0] >= spec.patience:
+                one.rate_scale /= 2
+                one.stale[:] = 0
 
 
 def finish_group(spec: TrainSpec, offsets: np.ndarray, expert_ids: np.ndarray, progress: GroupProgress) -> GroupResult:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from omegaconf import DictConfig, ListConfig
 
 from ..ensemble.pools import check_pool
 from ..experts.config import EstimatorConfig, ExpertConfig, OptimizerConfig, TrainConfig
+from ..experts.families.general import make_rule
+from ..experts.families.lstm import LstmConfig, lstm_spec
 from ..experts.families.mlp import build_spec
 from ..kernels.errors import UserError
 from ..router.memory.memory import LEAVE_OUT
@@ -70,6 +72,46 @@ class Settings:
     def relay_dim(self) -> int:
         """Dimensions of a byte."""
         return number(self.config, "relay.dim", int)
+
+    @property
+    def family(self) -> str:
+        """What an expert is."""
+        return str(self.config.expert.family)
+
+    @property
+    def module(self) -> str:
+        """`package:factory` of experts of the user's own."""
+        return str(self.config.expert.get("module"))
+
+    def lstm(self) -> LstmConfig:
+        """Recurrent experts."""
+        return LstmConfig(
+            width=number(self.config, "expert.width", int),
+            num_blocks=number(self.config, "expert.num_blocks", int),
+            head_width=number(self.config, "expert.head_width", int, optional=True),
+            train_embedding=number(self.config, "expert.train_embedding", bool),
+            loss_coupling=str(self.config.expert.loss_coupling),
+        )
+
+    def windows(self) -> WindowSettings:
+        """How windows are cut and routed."""
+        experts = _share_out(self.config, 1)[0]
+        length = in_range(self.config, "router.length", 2, 1 << 20)
+        prefix = in_range(self.config, "router.prefix", 1, 1 << 20)
+        if prefix >= length:
+            raise UserError(
+                f"router.prefix={prefix}: must be below router.length={length}, or nothing is left to score"
+            )
+        slack = number(self.config, "router.slack", float)
+        if not 1 <= slack < float("inf"):
+            raise UserError(f"router.slack={slack}: must be a finite number, 1 or more")
+        dim = in_range(self.config, "router.dim", 1, 1 << 16)
+        return WindowSettings(length, prefix, dim, slack, experts, in_range(self.config, "router.top_k", 1, 1 << 20))
+
+    @property
+    def head_rate(self) -> float:
+        """Learning rate of the seed's tied embedding."""
+        return number(self.config, "seed_expert.head_rate", float)
 
     @property
     def memory(self) -> bool:
@@ -142,8 +184,47 @@ class Settings:
         return router_config(self.config)
 
 
+@dataclass(frozen=True)
+class WindowSettings:
+    """How windows are cut and routed.
+
+    Attributes:
+        length: bytes of a window.
+        prefix: of them, those that it is routed by.
+        dim: of the SVD.
+        slack: capacity of an expert as a multiple of the mean load.
+        experts: N.
+        top_k: experts averaged.
+    """
+
+    length: int
+    prefix: int
+    dim: int
+    slack: float
+    experts: int
+    top_k: int
+
+
+FAMILIES = ("mlp", "integer", "lstm", "module")
+
+
+def _steps(config: DictConfig) -> int:
+    total = in_range(config, "train.total_steps", 1, 1 << 40, optional=True)
+    if total is None:
+        return number(config, "train.steps", int)
+    areas = config.router.get("areas", [None])
+    count = areas if isinstance(areas, int) else len(areas)
+    return max(total // sum(_share_out(config, count)), 1)
+
+
 def read(config: DictConfig) -> Settings:
     """Check the whole config before anything is done."""
+    family, unit = str(config.expert.family), str(config.router.unit)
+    if family not in FAMILIES:
+        raise UserError(f"expert.family={family}: unknown; known: {', '.join(FAMILIES)}")
+    if (family == "lstm") != (unit == "window"):
+        wanted = "router=windows" if family == "lstm" else "router=hash, kmeans or random"
+        raise UserError(f"expert.family={family} with router.unit={unit}: do not go together; use {wanted}")
     estimator = EstimatorConfig(
         name=str(config.estimator.name),
         num_perturbations=number(config, "estimator.num_perturbations", int),
@@ -176,7 +257,7 @@ def read(config: DictConfig) -> Settings:
         },
     )
     train = TrainConfig(
-        steps=number(config, "train.steps", int),
+        steps=_steps(config),
         batch=number(config, "train.batch", int),
         seed=number(config, "seed", int),
         checkpoint_every=number(config, "train.checkpoint_every", int),
@@ -216,7 +297,12 @@ def read(config: DictConfig) -> Settings:
         retries=in_range(config, "engine.retries", 0, 1000),
         head=head,
     )
+    if family == "lstm":
+        _check_windows(settings)
+        return settings
     settings.router()
+    if family == "module":
+        _check_module(settings)
     expert = settings.expert(256 if head == "tree" else 2)
     check_pool(settings.pool, head)
     _check_whole(settings, expert)
@@ -234,12 +320,54 @@ def _check_whole(settings: Settings, expert: ExpertConfig) -> None:
         raise UserError(f"controls=backprop: needs the derivative of the loss, loss={expert.loss} has none")
     for name in ("leave_out", "memory_bytes", "seed_steps", "seed_rate", "mixer_areas"):
         getattr(settings, name)
+    if settings.family == "module":
+        return
     # sizes that the data decide stand in by the settings' own; the real ones are checked again
     features = settings.relay_context * settings.relay_dim if not arrays else settings.relay_pca or 1 << 20
     anchor = np.zeros(0, np.float32) if settings.seed_steps else None
     build_spec(
         expert, settings.estimator, settings.optimizer, settings.train, features, np.ones(1), settings.backend, anchor
     )
+
+
+class _NoBody:
+    """Stands in for a module that is not imported yet."""
+
+    roles: ClassVar[dict] = {}
+
+    def dense(self) -> None:
+        """Nothing is always held."""
+
+
+def _check_module(settings: Settings) -> None:
+    if settings.source.name in ("stdlib", "text"):
+        raise UserError("expert.family=module: takes rows of numbers; use source=arrays or digits")
+    if not code.is_code(settings.module):
+        raise UserError(f"expert.module={settings.module}: must be package:factory")
+    if settings.head == "tree":
+        raise UserError("expert.head=tree: expert.family=module gives all outputs at once; use softmax or regression")
+    if settings.controls:
+        raise UserError(f"controls={','.join(settings.controls)}: not for expert.family=module; use controls=[]")
+    if settings.seed_steps:
+        raise UserError("seed_expert.steps: not for expert.family=module; use 0")
+    make_rule("module", settings.estimator, _NoBody())  # type: ignore[arg-type]
+
+
+def _check_windows(settings: Settings) -> None:
+    if settings.source.name not in ("stdlib", "text"):
+        raise UserError(f"expert.family=lstm: reads windows of a text, source={settings.source.name} has none")
+    if settings.controls:
+        raise UserError(f"controls={','.join(settings.controls)}: not for expert.family=lstm; use controls=[]")
+    if settings.pool != "mean_proba":
+        raise UserError(f"ensemble.pool={settings.pool}: windows are averaged; use ensemble=mean_proba")
+    own, coupled = settings.windows(), settings.lstm().loss_coupling == "summed"
+    if coupled and settings.group_size < own.experts:
+        raise UserError(
+            f"plan.group_size={settings.group_size}: expert.loss_coupling=summed trains all {own.experts} experts as "
+            "one group; set it to at least that"
+        )
+    anchor = np.zeros(0, np.float32) if settings.seed_steps else None
+    lstm_spec(settings.lstm(), settings.estimator, settings.optimizer, settings.train, anchor)
 
 
 def _controls(config: DictConfig) -> tuple[str, ...]:

@@ -19,14 +19,15 @@ from ..ensemble.inputs import num_outputs, training_inputs
 from ..ensemble.metrics import LOG2
 from ..experts.bank import Bank, Marker, damaged_files, marker_path
 from ..experts.families.mlp import check_loss
+from ..experts.families.module import ModuleBody, torch_loss
 from ..experts.training import warm_up
 from ..kernels.errors import UserError
 from ..router import partition as partitions
 from ..router.memory.memory import load_memory
 from ..router.relay import ArrayRelay, Relay, fit_array_relay, fit_text_relay, load_relay
 from ..router.router import Router
-from ..router.sources import CALIBRATION, HELDOUT, TRAIN, Corpus, TextCorpus, load_corpus, load_source
-from . import memories, seeds, table
+from ..router.sources import CALIBRATION, HELDOUT, TRAIN, ArrayCorpus, Corpus, TextCorpus, load_corpus, load_source
+from . import code, memories, seeds, table, windows
 from . import plan as plans
 from .engines.local import LaunchResult, LocalEngine
 from .markers import directory_of, finished_markers
@@ -41,6 +42,8 @@ from .training import load as load_training
 def read_source(settings: Settings) -> Corpus:
     """The corpus, checked against what the experts can be."""
     corpus = load_source(settings.source)
+    if settings.family == "lstm":
+        return corpus
     numbers = not isinstance(corpus, TextCorpus) and not corpus.num_classes
     if numbers != (settings.head == "regression"):
         kind = "numbers" if numbers else "classes"
@@ -48,7 +51,13 @@ def read_source(settings: Settings) -> Corpus:
         raise UserError(
             f"expert.head={settings.head}: the targets of {corpus.name} are {kind}; use expert.head={heads}"
         )
-    check_loss(settings.expert(num_outputs(corpus)))
+    expert = settings.expert(num_outputs(corpus))
+    check_loss(expert)
+    if settings.family == "module":
+        assert isinstance(corpus, ArrayCorpus)
+        features = settings.relay_pca or corpus.x.shape[1]
+        factory = code.imported("expert.module", settings.module)
+        ModuleBody(factory, settings.module, features, expert.num_outputs, torch_loss(expert))
     return corpus
 
 
@@ -61,6 +70,9 @@ def fit_relay(settings: Settings, corpus: Corpus) -> Relay:
 
 def partition(run: Path, settings: Settings, corpus: Corpus) -> dict[str, str]:
     """Source, relay, router, partition; returns their digests."""
+    if settings.family == "lstm":
+        assert isinstance(corpus, TextCorpus)
+        return windows.partition(run, settings, corpus)
     began = time.perf_counter()
     counts = [corpus.count(split) for split in (TRAIN, CALIBRATION, HELDOUT)]
     say(
@@ -95,8 +107,8 @@ def partition(run: Path, settings: Settings, corpus: Corpus) -> dict[str, str]:
 def plan(run: Path, settings: Settings) -> plans.Plan:
     """plan.json from the partition."""
     areas = partitions.open_partition(run / "partition")
-    router = Router.load(run / "router", load_relay(run / "relay"))
-    made = plans.make(partitions.sizes(areas), router.first_expert, settings.group_size)
+    first_expert = np.concatenate([[0], np.cumsum([len(area.offsets) - 1 for area in areas])])
+    made = plans.make(partitions.sizes(areas), first_expert, settings.group_size)
     plans.save(run, made, cpu_slices(settings.workers))
     return made
 
@@ -176,15 +188,21 @@ def placeholder(settings: Settings) -> mix.Mixing:
     return mix.Mixing(settings.head, settings.pool, np.zeros(0))
 
 
-def aggregate(
-    run: Path, config: DictConfig, settings: Settings, splits: tuple[int, ...] = (CALIBRATION,)
-) -> tuple[models.EnsembleModel, dict[int, evaluation.SplitOpinions], dict[int, Marker]]:
-    """Check the bank, write experts.parquet, fit the mixing weights, write the manifest."""
+def list_experts(run: Path, config: DictConfig, settings: Settings) -> tuple[Training, dict[int, Marker]]:
+    """Check the bank and write experts.parquet."""
     training = load_training(run, config)
     markers = markers_or_complain(run, training.directory, training.plan)
     evaluations = [spec.evaluations_per_step for spec in training.specs]
     columns = table.rows(training.plan, markers, area_names(run), training.spec.train.steps, evaluations)
     table.save(run, columns, settings.train.seed)
+    return training, markers
+
+
+def aggregate(
+    run: Path, config: DictConfig, settings: Settings, splits: tuple[int, ...] = (CALIBRATION,)
+) -> tuple[models.EnsembleModel, dict[int, evaluation.SplitOpinions], dict[int, Marker]]:
+    """List the experts, fit the mixing weights, write the manifest."""
+    training, markers = list_experts(run, config, settings)
     corpus = load_corpus(run / "source")
     model = build_model(run, training, markers, placeholder(settings))
     gathered = evaluation.gather(model, corpus, splits, memory=_rows(run, settings))
@@ -201,8 +219,12 @@ def evaluate(
     gathered: dict[int, evaluation.SplitOpinions] | None = None,
 ) -> dict[str, Any]:
     """`heldout` of summary.json."""
-    model = models.load(run)
     corpus = load_corpus(run / "source")
+    if settings.family == "lstm":
+        assert isinstance(corpus, TextCorpus)
+        plan = plans.load(run)
+        return windows.evaluate(run, settings, corpus, plan, markers_or_complain(run, run, plan))
+    model = models.load(run, own_module(settings))
     if gathered is None:
         markers_or_complain(run, run, plans.load(run))
         gathered = evaluation.gather(model, corpus, (CALIBRATION, HELDOUT), memory=_rows(run, settings))
@@ -221,8 +243,16 @@ def evaluate(
     unit = LOG2 if isinstance(corpus, TextCorpus) else 1.0
     for name in ("seed", "seed_mixer"):
         known = seeds.facts(run, name)
-        found[name] = known["heldout_nats"] / unit if known else None
+        if known:
+            found[name] = known["heldout_nats"] / unit
     return found
+
+
+def own_module(settings: Settings) -> tuple[str, Any] | None:
+    """(name, factory) of experts of the user's own, None for built-in ones."""
+    if settings.family != "module":
+        return None
+    return settings.module, code.imported("expert.module", settings.module)
 
 
 def _rows(run: Path, settings: Settings) -> np.ndarray | None:
@@ -245,12 +275,15 @@ def evaluate_control(run: Path, config: DictConfig, settings: Settings, control:
     return {"loss": loss / LOG2 if isinstance(corpus, TextCorpus) else loss, "cpu_seconds": seconds}
 
 
-def baselines(run: Path) -> dict[str, float]:
-    """Bits per byte of the count-based models on the held-out split; empty for arrays."""
+def baselines(run: Path, settings: Settings) -> dict[str, float]:
+    """Bits per byte of the count-based models on the bytes that are scored; empty for arrays."""
     corpus = load_corpus(run / "source")
     if not isinstance(corpus, TextCorpus):
         return {}
-    found = ngram_baselines(corpus.data, corpus.positions(TRAIN), corpus.positions(HELDOUT))
+    scored = corpus.positions(HELDOUT)
+    if settings.family == "lstm":
+        scored = windows.scored_positions(settings, corpus)
+    found = ngram_baselines(corpus.data, corpus.positions(TRAIN), scored)
     return {name: float(bits.mean()) for name, bits in found.items()}
 
 

@@ -42,7 +42,8 @@ def collect(run: Path, control: str | None = None) -> tuple[dict[str, Any], dict
     markers = finished_markers(directory, plan)
     progress = under_way(directory)
     running = set(progress["running"]) if progress else set()
-    columns = rows(plan, markers, area_names(run), 0, 0)
+    names = area_names(run)
+    columns = rows(plan, markers, names, 0, [0] * len(names))
     for place, group in enumerate(columns["group"]):
         if columns["state"][place] == "pending" and group in running:
             columns["state"][place] = "running"

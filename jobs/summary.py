@@ -76,7 +76,7 @@ def build(
         },
         "router": router,
         "expert": {
-            "family": spec.expert.family,
+            "family": settings.family,
             "head": settings.head,
             "params_per_expert": spec.num_parameters,
             "params_sampled": sampled,
@@ -84,11 +84,13 @@ def build(
             "total_params": sum(parameters),
         },
         "memory": memories.facts(run),
-        "seed_experts": {name: seeds.facts(run, name) for name in ("seed", "seed_mixer")},
+        "seed_experts": {name: seeds.facts(run, name) for name in ("seed", "seed_mixer")}
+        if settings.family != "lstm"
+        else {},
         "estimator": {
             "name": estimator.name,
-            "told": level(estimator, spec.expert),
-            "perturbations": spec.recipe.num_perturbations if estimator.site != "none" else 0,
+            "told": level(estimator, getattr(spec, "expert", None)),
+            "perturbations": estimator.num_perturbations if estimator.site != "none" else 0,
             "directions": estimator.directions,
             "difference": estimator.difference,
             "fitness": estimator.fitness,
@@ -164,10 +166,14 @@ def render(summary: dict[str, Any]) -> str:
     else:
         accuracy = held.get("accuracy")
         rows.append(("ensemble", loss, f"accuracy {accuracy:.3f}" if accuracy is not None else ""))
-    rows.append(("  plain mean of logits", held["mean_logits"], ""))
-    rows.append(("  best single area", held["best_area"], "chosen on calibration"))
-    before = held.get("untrained_accuracy")
-    rows.append(("  untrained (counts only)", held["untrained"], "" if before is None else f"accuracy {before:.3f}"))
+    if "by_k" in held:
+        rows += [(f"  nearest {k}", value, "") for k, value in enumerate(held["by_k"], 1) if k < held["k"]]
+    else:
+        rows.append(("  plain mean of logits", held["mean_logits"], ""))
+        rows.append(("  best single area", held["best_area"], "chosen on calibration"))
+        before = held.get("untrained_accuracy")
+        note = "" if before is None else f"accuracy {before:.3f}"
+        rows.append(("  untrained (counts only)", held["untrained"], note))
     for control, label in (
         ("seed", "  seed expert alone"),
         ("mixers", "  all mixers of memory"),

@@ -12,12 +12,15 @@ from omegaconf import DictConfig
 from ..ensemble.inputs import num_outputs, training_frequencies, training_inputs
 from ..ensemble.layout import Layout
 from ..experts.bank import Bank, Marker
+from ..experts.families.general import GeneralSpec
+from ..experts.families.lstm import WindowInputs
 from ..experts.families.mlp import MlpSpec, build_spec
+from ..experts.families.module import CountBiases, ModuleBody, module_spec
 from ..kernels.mlp_resident.contract import Inputs
 from ..router.partition import AreaPartition, open_partition
 from ..router.relay import Relay, load_relay
-from ..router.sources import Corpus, load_corpus
-from . import memories
+from ..router.sources import Corpus, TextCorpus, load_corpus
+from . import code, memories, windows
 from . import plan as plans
 from . import settings as settings_module
 from .markers import directory_of
@@ -39,14 +42,14 @@ class Training:
     """
 
     directory: Path
-    specs: tuple[MlpSpec, ...]
-    inputs: Inputs
+    specs: tuple[MlpSpec | GeneralSpec, ...]
+    inputs: Inputs | WindowInputs
     plan: plans.Plan
     partition: list[AreaPartition]
     checkpoint_every: int
 
     @property
-    def spec(self) -> MlpSpec:
+    def spec(self) -> MlpSpec | GeneralSpec:
         """Of the first area; steps, batch, shape and backend are those of all."""
         return self.specs[0]
 
@@ -62,11 +65,26 @@ class Training:
         return Bank.create(self.directory, self.spec.roles, len(self.plan.groups), self.plan.group_size)
 
 
-def area_specs(run: Path, settings: Settings, corpus: Corpus, relay: Relay, control: str | None) -> tuple[MlpSpec, ...]:
+def area_specs(
+    run: Path, settings: Settings, corpus: Corpus, relay: Relay, control: str | None
+) -> tuple[MlpSpec | GeneralSpec, ...]:
     """What decides an expert's result, one spec an area."""
     estimator, optimizer = settings.estimator, settings.optimizer
     if control == "backprop":
         estimator = dataclasses.replace(estimator, name="backprop", directions="signs", head="delta")
+
+    if settings.family == "module":
+        spec = module_spec(
+            code.imported("expert.module", settings.module),
+            settings.module,
+            settings.expert(num_outputs(corpus)),
+            estimator,
+            optimizer,
+            settings.train,
+            relay.num_features,
+            training_frequencies(corpus),
+        )
+        return (spec,) * len(settings.router().areas)
 
     def build(use_body: bool) -> MlpSpec:
         expert = settings.expert(num_outputs(corpus), control != "frozen_body", use_body)
@@ -98,6 +116,12 @@ def load(run: Path, config: DictConfig, control: str | None = None) -> Training:
     """
     settings = settings_module.read(config)
     corpus = load_corpus(run / "source")
+    if settings.family == "lstm":
+        assert isinstance(corpus, TextCorpus)
+        spec, seen = windows.spec_and_inputs(run, settings, corpus)
+        partition = open_partition(run / "partition")
+        directory = directory_of(run, control)
+        return Training(directory, (spec,), seen, plans.load(run), partition, settings.train.checkpoint_every)
     relay = load_relay(run / "relay")
     inputs = training_inputs(corpus, relay, memories.open_rows(run) if settings.memory else None)
     specs = area_specs(run, settings, corpus, relay, control)
@@ -114,4 +138,11 @@ def layout(training: Training, markers: dict[int, Marker], first_expert: np.ndar
         marker = markers.get(group.group)
         states = marker["experts"]["state"] if marker else ["pending"] * group.num_experts
         unusable |= {group.first_expert + place for place, state in enumerate(states) if state != "done"}
-    return Layout(training.spec.shape, first_expert, training.plan.group_size, frozenset(unusable))
+    spec = training.spec
+    if isinstance(spec, MlpSpec):
+        shape = spec.shape
+    else:
+        assert isinstance(spec.body, ModuleBody)
+        assert isinstance(spec.fixed, CountBiases)
+        shape = spec.body.shape(spec.fixed.head)
+    return Layout(shape, first_expert, training.plan.group_size, frozenset(unusable))

@@ -50,10 +50,25 @@ class EstimatorState:
 class Estimator(Protocol):
     """What every estimator offers."""
 
-    num_perturbations: int
-    perturbation_size: float
-    difference: str
-    fitness: str
+    @property
+    def num_perturbations(self) -> int:
+        """P."""
+        ...
+
+    @property
+    def perturbation_size(self) -> float:
+        """e."""
+        ...
+
+    @property
+    def difference(self) -> str:
+        """Which ends are compared."""
+        ...
+
+    @property
+    def fitness(self) -> str:
+        """How losses become coefficients."""
+        ...
 
     def directions(self, state: EstimatorState) -> np.ndarray:
         """Directions of this step: [P, *point.shape]."""

@@ -55,14 +55,46 @@ class TrainSpec(Protocol):
         """(packed float32 [G, T], roles that are not trained, each [G, ...]) before the first step."""
         ...
 
+    @property
+    def patience(self) -> int:
+        """Looks without improvement after which rate and perturbation are halved; 0 for never."""
+        ...
+
+    @property
+    def coupled(self) -> bool:
+        """Whether experts see one another's losses (a control): then `run_together` runs a whole group."""
+        ...
+
     def run(
-        self, inputs: Inputs, own: np.ndarray, expert_ids: np.ndarray, state: GroupState, first: int, last: int
+        self,
+        inputs: Inputs,
+        own: np.ndarray,
+        expert_ids: np.ndarray,
+        state: GroupState,
+        first: int,
+        last: int,
+        fixed: dict[str, np.ndarray] | None = None,
     ) -> None:
         """Steps [first, last) of one expert on its inputs `own`; `state` (G = 1) is changed in place."""
         ...
 
-    def loss(self, inputs: Inputs, positions: np.ndarray, packed: np.ndarray) -> float:
-        """Mean loss (nats) of weights packed [T] on inputs."""
+    def run_together(
+        self,
+        inputs: Inputs,
+        own: list[np.ndarray],
+        expert_ids: np.ndarray,
+        state: GroupState,
+        first: int,
+        last: int,
+        fixed: dict[str, np.ndarray] | None = None,
+    ) -> None:
+        """As `run`, for experts side by side."""
+        ...
+
+    def loss(
+        self, inputs: Inputs, positions: np.ndarray, packed: np.ndarray, offset: np.ndarray | None = None
+    ) -> float:
+        """Mean loss (nats) of weights packed [T] on inputs; `offset` is what is fixed for the expert, if anything."""
         ...
 
     def unpack(self, packed: np.ndarray) -> dict[str, np.ndarray]:

@@ -118,8 +118,18 @@ class MlpSpec:
             packed = np.where(self.recipe.grid > 0, level * spacing, packed).astype(np.float32)
         return packed, {"b0": b0}
 
+    patience = 0
+    coupled = False
+
     def run(
-        self, inputs: Inputs, own: np.ndarray, expert_ids: np.ndarray, state: GroupState, first: int, last: int
+        self,
+        inputs: Inputs,
+        own: np.ndarray,
+        expert_ids: np.ndarray,
+        state: GroupState,
+        first: int,
+        last: int,
+        fixed: dict[str, np.ndarray] | None = None,
     ) -> None:
         """See `base.TrainSpec`."""
         offsets = np.array([0, len(own)])
@@ -137,7 +147,13 @@ class MlpSpec:
 
         return replace(inputs, embedding=snap(inputs.embedding), x=snap(inputs.x))
 
-    def loss(self, inputs: Inputs, positions: np.ndarray, packed: np.ndarray) -> float:
+    def run_together(self, inputs, own, expert_ids, state, first, last, fixed=None) -> None:
+        """Never: the resident loop trains experts alone."""
+        raise AssertionError("experts of the resident loop are never coupled")
+
+    def loss(
+        self, inputs: Inputs, positions: np.ndarray, packed: np.ndarray, offset: np.ndarray | None = None
+    ) -> float:
         """Mean loss (nats) of weights packed [T] on inputs: the training loss, black box included."""
         from ...kernels.mlp_forward.numba import path_logits, row_logits
         from ...kernels.mlp_resident.reference import logit_losses

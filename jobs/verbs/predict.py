@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from ...ensemble import model as models
 from ...kernels.errors import UserError
-from .. import fields, rundir
+from .. import code, fields, rundir
 
 _MOST_SAMPLED = 100_000
 
@@ -36,7 +36,8 @@ def run(config: DictConfig) -> dict[str, Any]:
     seed = fields.number(config, "seed", int)
     if not 0 <= seed < 1 << 64:
         raise UserError(f"seed={seed}: must be between 0 and 2**64 - 1")
-    model = models.load(run_directory)
+    name = config.expert.get("module")
+    model = models.load(run_directory, (name, code.imported("expert.module", name)) if name else None)
     if file is None:
         start = os.fsencode(prompt or "")
         temperature = fields.number(config, "temperature", float)
@@ -71,6 +72,12 @@ def _score_rows(model: models.EnsembleModel, path: Path) -> dict[str, Any]:
         raise UserError(f"input={path}: needs an .npz file with an array x [n, features] ({error})") from None
     if x.dtype.kind not in "fiub" or not np.isfinite(x.astype(np.float64)).all():
         raise UserError(f"input={path}: x must hold finite numbers; clean it")
+    if model.mixing.head == "regression":
+        values = model.predict_values(x)
+        found: dict[str, Any] = {"items": len(x), "values": values.tolist(), "bits_per_byte": None}
+        if y is not None and len(x):
+            found["rmse"] = float(np.sqrt(((values - y) ** 2).mean()))
+        return found
     log_proba = model.predict_log_proba(x)
     classes = log_proba.argmax(1)
     result: dict[str, Any] = {"items": len(x), "classes": classes.tolist(), "bits_per_byte": None}
@@ -83,6 +90,8 @@ def render(result: dict[str, Any]) -> str:
     """Per-byte bits as columns, the continued text, or a class a line."""
     if "text" in result:
         return result["prompt"] + result["text"]
+    if "values" in result:
+        return "\n".join(f"{value:.6g}" for value in result["values"])
     if "classes" in result:
         return "\n".join(str(label) for label in result["classes"])
     rows = [

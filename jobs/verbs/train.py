@@ -70,13 +70,17 @@ def _train(
     training, launched, seconds = stages.launch(run_directory, config, settings, None, resume)
     for control in settings.controls:
         stages.launch(run_directory, config, settings, control, resume)
-    _, gathered, markers = stages.aggregate(run_directory, config, settings, (CALIBRATION, HELDOUT))
+    if settings.family == "lstm":
+        gathered = None
+        _, markers = stages.list_experts(run_directory, config, settings)
+    else:
+        _, gathered, markers = stages.aggregate(run_directory, config, settings, (CALIBRATION, HELDOUT))
     heldout = stages.evaluate(run_directory, config, settings, gathered)
     del gathered
     controls = {
         control: stages.evaluate_control(run_directory, config, settings, control) for control in settings.controls
     }
-    baselines = stages.baselines(run_directory) if fields.number(config, "baselines", bool) else {}
+    baselines = stages.baselines(run_directory, settings) if fields.number(config, "baselines", bool) else {}
     summary = summaries.build(
         run=run_directory,
         preset=rundir.load_facts(run_directory)["preset"],

@@ -9,7 +9,6 @@ Legend and formulas as in `contract`; a strip is eight output units, a pair two 
 """
 
 # an intrinsic's first parameter is Numba's own, which pyright does not see
-# pyright: reportCallIssue=false
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from ..mlp_resident.layers import (
     dims_of,
     gather,
     logits,
+    read_only,
     row_starts,
     target_rows,
 )
@@ -75,10 +76,10 @@ def _call(shape: MlpShape, inputs: Inputs, positions, experts, targets, packed, 
     _forward(
         data_of(inputs),
         dims_of(shape),
-        np.ascontiguousarray(positions, np.int64),
-        np.ascontiguousarray(experts, np.int64),
-        np.ascontiguousarray(targets, np.int64),
-        packed,
+        read_only(np.ascontiguousarray(positions, np.int64)),
+        read_only(np.ascontiguousarray(experts, np.int64)),
+        read_only(np.ascontiguousarray(targets, np.int64)),
+        read_only(packed),
         along_path,
         out,
     )

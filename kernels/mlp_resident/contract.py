@@ -317,6 +317,8 @@ class GroupState:
         dropped: int64 [G] pairs dropped because a loss was not finite.
         status: int32 [G] STATUS_*.
         failed_step: int64 [G], -1 where none.
+        rate_scale: float64 [G] that a plateau schedule has multiplied rate and perturbation by; 1 in this loop.
+        stale: int64 [G] looks since the loss on the slice held back last improved.
     """
 
     packed: np.ndarray
@@ -326,6 +328,8 @@ class GroupState:
     dropped: np.ndarray
     status: np.ndarray
     failed_step: np.ndarray
+    rate_scale: np.ndarray
+    stale: np.ndarray
 
     @classmethod
     def fresh(cls, packed: np.ndarray, optimizer: int) -> GroupState:
@@ -339,4 +343,6 @@ class GroupState:
             dropped=np.zeros(group, np.int64),
             status=np.zeros(group, np.int32),
             failed_step=np.full(group, -1, np.int64),
+            rate_scale=np.ones(group),
+            stale=np.zeros(group, np.int64),
         )

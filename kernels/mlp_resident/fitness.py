@@ -39,18 +39,14 @@ def coefficients(
         (coefficients [P, ...], 0 where dropped; finite bool [P, ...]). Where all losses agree, STD and NORMALISED give
         0: there is nothing to follow.
     """
+    other = base if minus is None else minus
+    assert other is not None
     with np.errstate(invalid="ignore", over="ignore"):
-        if minus is not None:
-            finite = np.isfinite(plus - minus)
-            ends = np.concatenate([plus, minus])
-            held = np.concatenate([finite, finite])
-        else:
-            assert base is not None
-            finite = np.isfinite(plus - base)
-            ends, held = plus, finite
+        finite = np.isfinite(plus - other)
+    ends, held = (plus, finite) if minus is None else (np.concatenate([plus, minus]), np.concatenate([finite, finite]))
     if fitness == PLAIN:
         # the difference first: it is exact where the losses are close
-        raw = np.where(finite, plus, 0) - np.where(finite, base if minus is None else minus, 0)
+        raw = np.where(finite, plus, 0) - np.where(finite, other, 0)
         return raw / (size if minus is None else 2 * size), finite
     safe = np.where(held, ends, 0)
     if fitness == RANKS:

@@ -48,26 +48,37 @@ def dims_of(shape: MlpShape) -> Dims:
     )
 
 
+def read_only(array: np.ndarray) -> np.ndarray:
+    """A view that nobody writes to: to Numba another type than a writable array, and so the same for all callers."""
+    view = np.asarray(array).view()
+    view.flags.writeable = False
+    return view
+
+
 def data_of(inputs: Inputs) -> Data:
     """Inputs as the loops take them; the embedding is padded so that loads may run over its end."""
     no_floats = np.zeros((1, 1), np.float32)
     is_text = inputs.text is not None
+    embedding = no_floats.ravel()
     if is_text:
         assert inputs.embedding is not None
         embedding = np.concatenate([inputs.embedding.ravel(), np.zeros(LANES, np.float32)]).astype(np.float32)
-    else:
-        embedding = no_floats.ravel()
-    classes = inputs.y is not None and inputs.y.ndim == 1
+    text = np.zeros(1, np.uint8) if inputs.text is None else inputs.text
+    matrix = no_floats if inputs.x is None or is_text else inputs.x
+    labels, values = np.zeros(1, np.int32), no_floats
+    if inputs.y is not None and inputs.y.ndim == 1:
+        labels = inputs.y
+    elif inputs.y is not None:
+        values = inputs.y
     return Data(
-        inputs.text if is_text else np.zeros(1, np.uint8),
-        embedding,
+        read_only(text),
+        read_only(embedding),
         inputs.embedding.shape[1] if inputs.embedding is not None else 0,
         inputs.context,
-        no_floats if is_text else inputs.x,
-        inputs.y if classes else np.zeros(1, np.int32),
-        inputs.y if inputs.y is not None and not classes else no_floats,
-        # a memory-mapped array is another type to Numba
-        np.zeros((1, 1, 1), np.int8) if inputs.memory is None else np.asarray(inputs.memory),
+        read_only(matrix),
+        read_only(labels),
+        read_only(values),
+        read_only(np.zeros((1, 1, 1), np.int8) if inputs.memory is None else inputs.memory),
         is_text,
     )
 

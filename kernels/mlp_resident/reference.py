@@ -15,6 +15,7 @@ Legend as in `contract`. Products have shapes that depend on the expert alone. E
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -344,9 +345,32 @@ def estimate(shape: MlpShape, recipe: Recipe, weights: Weights, batch: Batch, st
     return estimate_calculus(shape, recipe, weights, batch)
 
 
-def update(recipe: Recipe, weight, gradient, first, second, step: int) -> None:
+class Following(Protocol):
+    """What an optimiser step reads of a recipe."""
+
+    @property
+    def optimizer(self) -> int:
+        """SGD, MOMENTUM or ADAM."""
+        ...
+
+    @property
+    def beta1(self) -> float:
+        """Decay of the first moment."""
+        ...
+
+    @property
+    def beta2(self) -> float:
+        """Decay of the second moment."""
+        ...
+
+    @property
+    def epsilon(self) -> float:
+        """Adam's denominator term."""
+        ...
+
+
+def update(recipe: Following, rate: float, weight, gradient, first, second, step: int) -> None:
     """One optimiser step in place; Adam with bias correction (Kingma and Ba 2015, algorithm 1)."""
-    rate = float(recipe.learning_rates[step])
     if recipe.optimizer == SGD:
         weight -= rate * gradient
         return
@@ -425,7 +449,15 @@ def train_group(
                     if role in ("w1", "w2", "u"):
                         pull = float(recipe.learning_rates[step]) * recipe.weight_decay
                         weights[role] -= pull * (weights[role] - anchors[role])
-                    update(recipe, weights[role], gradient[role], first[role], second[role], step)
+                    update(
+                        recipe,
+                        float(recipe.learning_rates[step]),
+                        weights[role],
+                        gradient[role],
+                        first[role],
+                        second[role],
+                        step,
+                    )
                 if recipe.grid is not None:
                     round_to_grid(state.packed[e], recipe, mask, step, int(expert))
         if state.status[e] == STATUS_OK and not np.isfinite(state.packed[e]).all():
