@@ -29,6 +29,7 @@ from ..kernels.mlp_resident.contract import (
     SIGN,
     Inputs,
     MlpShape,
+    seen_inputs,
     tree_rows,
 )
 from ..kernels.ngram_memory.numba import DEPTH
@@ -83,8 +84,10 @@ class EnsembleModel:
     def inputs(self, data: np.ndarray, memory: np.ndarray | None = None) -> Inputs:
         """Kernel inputs around text bytes (with rows of memory features, if there are some) or raw rows."""
         if isinstance(self.relay, TextRelay):
-            return Inputs(text=data, embedding=self.relay.embedding, context=self.relay.context, memory=memory)
-        return Inputs(x=self.relay.transform(data), y=np.zeros(len(data), np.int32))
+            found = Inputs(text=data, embedding=self.relay.embedding, context=self.relay.context, memory=memory)
+        else:
+            found = Inputs(x=self.relay.transform(data), y=np.zeros(len(data), np.int32))
+        return found if isinstance(self.layout.shape, ModuleShape) else seen_inputs(self.layout.shape, found)
 
     def opinions(
         self, inputs: Inputs, positions: np.ndarray, targets: np.ndarray | None, untrained: bool = False

@@ -56,6 +56,7 @@ def train_and_commit(
             if state == "failed"
         ],
         "experts": columns,
+        "diagnostics": result.diagnostics,
     }
     commit(directory, group, marker)
     remove_checkpoints(directory, group)

@@ -266,6 +266,8 @@ class TrainConfig:
         checkpoint_every: steps between checkpoints of an unfinished group; 0 for none.
         hold_back: share of an expert's own inputs (the last ones) kept from training, to choose when to stop; 0 for
             none.
+        diagnose_every: steps between looks at the estimate itself, 0 for none.
+        diagnose_stride: experts whose id is a multiple of it are looked at.
         looks: how often the loss on the slice held back is looked at; the weights of the best look are kept.
     """
 
@@ -275,6 +277,8 @@ class TrainConfig:
     checkpoint_every: int = 0
     hold_back: float = 0.0
     looks: int = 8
+    diagnose_every: int = 0
+    diagnose_stride: int = 1
 
     def __post_init__(self) -> None:
         if not 1 <= self.steps < 1 << 32:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -25,10 +25,12 @@ class GroupResult:
         columns: lists of length G: expert, size, loss_first, loss_last (nats, first and last tenth of the run; None
             where there is none), kept_step (steps behind the weights that are kept), dropped_pairs, seconds, state
             (done, failed or cold), reason.
+        diagnostics: of the experts looked at; see `diagnostics.diagnose`.
     """
 
     weights: dict[str, np.ndarray]
     columns: dict[str, list]
+    diagnostics: list[dict]
 
 
 @dataclass
@@ -43,6 +45,7 @@ class GroupProgress:
         best: float32 [G, T] weights with the lowest loss on the slice held back, or [G, 0] where none is.
         best_loss: float64 [G].
         best_step: int64 [G], steps done then.
+        diagnostics: what was found of the estimates; not kept across checkpoints.
     """
 
     step: int
@@ -52,6 +55,7 @@ class GroupProgress:
     best: np.ndarray
     best_loss: np.ndarray
     best_step: np.ndarray
+    diagnostics: list[dict] = field(default_factory=list)
 
 
 def start_group(
@@ -127,20 +131,29 @@ def _advance_expert(
     one = GroupState(**{name: getattr(state, name)[alone] for name in GroupState.__dataclass_fields__})
     kept = _kept(spec, own)
     fixed = {role: values[alone] for role, values in progress.fixed.items()}
-    if not len(kept) or len(kept) == len(own):
+    every = spec.train.diagnose_every
+    if not len(kept) or int(expert_id[0]) % spec.train.diagnose_stride:
+        every = 0
+    holds = 0 < len(kept) < len(own)
+    if not holds and not every:
         spec.run(inputs, kept, expert_id, one, progress.step, last_step, fixed)
         return
     held = own[len(kept) :][:_LOOK_INPUTS]
     offset = fixed["b0"][0] if "b0" in fixed else None
     steps, looks = spec.train.steps, spec.train.looks
-    if progress.step == 0:
+    if holds and progress.step == 0:
         progress.best_loss[e] = spec.loss(inputs, held, one.packed[0], offset)
     # looks are at fixed steps, wherever a checkpoint cuts the run
-    stops = [steps * look // looks for look in range(1, looks + 1)]
+    stops = {steps * look // looks for look in range(1, looks + 1)} if holds else set()
     first = progress.step
-    for stop in [*(stop for stop in stops if first < stop < last_step), last_step]:
+    pauses = {stop for stop in stops | set(range(0, steps, every or steps)) if first < stop < last_step}
+    if every and first == 0:
+        _note(spec, inputs, kept, one, int(expert_id[0]), 0, progress)
+    for stop in [*sorted(pauses), last_step]:
         spec.run(inputs, kept, expert_id, one, first, stop, fixed)
         first = stop
+        if every and stop < steps and stop % every == 0:
+            _note(spec, inputs, kept, one, int(expert_id[0]), stop, progress)
         if stop in stops and one.status[0] == STATUS_OK:
             loss = spec.loss(inputs, held, one.packed[0], offset)
             one.stale += 1
@@ -151,6 +164,14 @@ def _advance_expert(
             if spec.patience and one.stale[0] >= spec.patience:
                 one.rate_scale /= 2
                 one.stale[:] = 0
+
+
+def _note(
+    spec: TrainSpec, inputs: Inputs, own: np.ndarray, one: GroupState, expert: int, step: int, progress: GroupProgress
+) -> None:
+    found = spec.diagnose(inputs, own, expert, one.packed[0], step) if one.status[0] == STATUS_OK else None
+    if found:
+        progress.diagnostics.append(found)
 
 
 def finish_group(spec: TrainSpec, offsets: np.ndarray, expert_ids: np.ndarray, progress: GroupProgress) -> GroupResult:
@@ -188,7 +209,7 @@ def finish_group(spec: TrainSpec, offsets: np.ndarray, expert_ids: np.ndarray, p
         failed = state.status[e] != STATUS_OK
         columns["state"].append("failed" if failed else "done" if sizes[e] else "cold")
         columns["reason"].append(f"{REASONS[int(state.status[e])]} (step {state.failed_step[e]})" if failed else "")
-    return GroupResult(weights, columns)
+    return GroupResult(weights, columns, progress.diagnostics)
 
 
 def train_group(

@@ -208,6 +208,13 @@ class WindowSettings:
 FAMILIES = ("mlp", "integer", "lstm", "module")
 
 
+def _stride(config: DictConfig) -> int:
+    """Every how many-th expert is looked at."""
+    areas = config.router.get("areas", [None])
+    count = areas if isinstance(areas, int) else len(areas)
+    return max(sum(_share_out(config, count)) // in_range(config, "diagnostics.experts", 1, 1 << 20), 1)
+
+
 def _steps(config: DictConfig) -> int:
     total = in_range(config, "train.total_steps", 1, 1 << 40, optional=True)
     if total is None:
@@ -263,6 +270,8 @@ def read(config: DictConfig) -> Settings:
         checkpoint_every=number(config, "train.checkpoint_every", int),
         hold_back=number(config, "train.hold_back", float),
         looks=number(config, "train.looks", int),
+        diagnose_every=in_range(config, "diagnostics.every", 0, (1 << 32) - 1),
+        diagnose_stride=_stride(config),
     )
     backend = str(config.backend)
     for field, value, known in (

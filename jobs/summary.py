@@ -113,10 +113,32 @@ def build(
             "peak_anonymous_mb": launched.peak_anonymous_mb or None,
             "peak_rss_mb": launched.peak_resident_mb or None,
         },
+        "diagnostics": _diagnostics(markers),
         "heldout": _without_nan({"frozen_body": None, "backprop": None, "mixers": None, **heldout}),
         "controls": controls,
         "baselines": baselines,
     }
+
+
+def _diagnostics(markers: dict[int, Marker]) -> list[dict[str, Any]]:
+    """Means over the experts that were looked at, by step."""
+    rows: dict[int, list[dict]] = {}
+    for marker in markers.values():
+        for entry in marker.get("diagnostics", []):
+            rows.setdefault(entry["step"], []).append(entry)
+    found = []
+    for step, own in sorted(rows.items()):
+        known = [entry["theory"] for entry in own if entry["theory"] is not None]
+        found.append(
+            {
+                "step": step,
+                "experts": len(own),
+                "cosine": sum(entry["cosine"] for entry in own) / len(own),
+                "relative_variance": sum(entry["relative_variance"] for entry in own) / len(own),
+                "theory": sum(known) / len(known) if known else None,
+            }
+        )
+    return found
 
 
 def _without_nan(values: dict[str, Any]) -> dict[str, Any]:
@@ -188,6 +210,13 @@ def render(summary: dict[str, Any]) -> str:
         if name in summary["baselines"]:
             rows.append((label, summary["baselines"][name], "counts"))
     lines += [f"{label:<34}{value:>10.3f}  {note}".rstrip() for label, value, note in rows if value is not None]
+    if summary["diagnostics"]:
+        lines += ["", f"{'step':>6}{'experts':>9}{'cosine':>9}{'variance':>10}{'theory':>9}   of the estimates"]
+        lines += [
+            f"{row['step']:>6}{row['experts']:>9}{row['cosine']:>9.3f}{row['relative_variance']:>10.3f}"
+            + (f"{row['theory']:>9.3f}" if row["theory"] is not None else f"{'':>9}")
+            for row in summary["diagnostics"]
+        ]
     if summary["memory"]:
         tables, rows = (summary["memory"][field] / 1e6 for field in ("table_bytes", "row_bytes"))
         lines += [

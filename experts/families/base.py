@@ -97,6 +97,12 @@ class TrainSpec(Protocol):
         """Mean loss (nats) of weights packed [T] on inputs; `offset` is what is fixed for the expert, if anything."""
         ...
 
+    def diagnose(
+        self, inputs: Inputs, own: np.ndarray, expert: int, packed: np.ndarray, step: int
+    ) -> dict[str, float | int | None] | None:
+        """How good the estimate is at weights packed [T]; None where the family cannot say. See `diagnostics`."""
+        ...
+
     def unpack(self, packed: np.ndarray) -> dict[str, np.ndarray]:
         """Trained weights by role of packed [G, T]."""
         ...

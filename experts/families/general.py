@@ -171,6 +171,9 @@ class GeneralSpec:
         fixed = {} if self.fixed is None else self.fixed(inputs, indices, offsets)
         return packed.astype(np.float32), fixed
 
+    def diagnose(self, inputs: Any, own: np.ndarray, expert: int, packed: np.ndarray, step: int) -> None:
+        """No analytic gradient to compare with."""
+
     def unpack(self, packed: np.ndarray) -> dict[str, np.ndarray]:
         """See `base.TrainSpec`."""
         found, first = {}, 0

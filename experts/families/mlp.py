@@ -5,7 +5,7 @@ Legend as in `kernels.mlp_resident.contract`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,10 +17,9 @@ from ..schedules import learning_rates
 from .starts import count_biases, initial_body, mean_biases
 
 BACKENDS = ("numba", "reference")
-# spacing of an integer expert's weights by role, powers of two; and of its inputs
+# spacing of an integer expert's weights by role, powers of two
 GRIDS = {"int8": {"w1": 2.0**-6, "b1": 2.0**-5, "w2": 2.0**-6, "b2": 2.0**-3, "u": 2.0**-6}}
 GRIDS["ternary"] = {**GRIDS["int8"], "w1": 2.0**-2, "w2": 2.0**-2}
-INPUT_GRID = 2.0**-4
 
 
 @dataclass(frozen=True)
@@ -133,19 +132,8 @@ class MlpSpec:
     ) -> None:
         """See `base.TrainSpec`."""
         offsets = np.array([0, len(own)])
-        loop(self.backend)(self.shape, self.recipe, self.rounded(inputs), own, offsets, expert_ids, state, first, last)
-
-    def rounded(self, inputs: Inputs) -> Inputs:
-        """Inputs as the family sees them: an integer expert's are int8 in units of `INPUT_GRID`."""
-        if self.expert.family != "integer":
-            return inputs
-
-        def snap(values: np.ndarray | None) -> np.ndarray | None:
-            if values is None:
-                return None
-            return (np.clip(np.rint(values / INPUT_GRID), -127, 127) * INPUT_GRID).astype(np.float32)
-
-        return replace(inputs, embedding=snap(inputs.embedding), x=snap(inputs.x))
+        seen = codes.seen_inputs(self.shape, inputs)
+        loop(self.backend)(self.shape, self.recipe, seen, own, offsets, expert_ids, state, first, last)
 
     def run_together(self, inputs, own, expert_ids, state, first, last, fixed=None) -> None:
         """Never: the resident loop trains experts alone."""
@@ -160,7 +148,7 @@ class MlpSpec:
 
         positions = np.asarray(positions, np.int64)
         here = np.zeros(len(positions), np.int64)
-        seen = self.rounded(inputs)
+        seen = codes.seen_inputs(self.shape, inputs)
         if self.shape.head == codes.HEAD_TREE:
             targets = targets_of(inputs, positions).astype(np.int64)
             logits = path_logits(self.shape, seen, positions, here, targets, packed[None])
@@ -171,6 +159,14 @@ class MlpSpec:
                 targets = targets.astype(np.int64)
             logits = row_logits(self.shape, seen, positions, here, packed[None])
         return float(logit_losses(self.shape, self.recipe, logits, targets).mean(dtype=np.float64))
+
+    def diagnose(
+        self, inputs: Inputs, own: np.ndarray, expert: int, packed: np.ndarray, step: int
+    ) -> dict[str, float | int | None] | None:
+        """See `base.TrainSpec`."""
+        from ..diagnostics import diagnose
+
+        return diagnose(self.shape, self.recipe, codes.seen_inputs(self.shape, inputs), own, expert, packed, step)
 
     def unpack(self, packed: np.ndarray) -> dict[str, np.ndarray]:
         """See `base.TrainSpec`."""

@@ -124,7 +124,7 @@ class ModuleBody:
             if not torch.equal(value, buffers[key]):
                 raise UserError(
                     f"{field}: changes its buffer {key} in a forward pass (batch norm?); both ends of a pair must see "
-                    "the same: use a norm without running statistics, or module.eval()"
+                    "the same: use a norm without running statistics, or put the module in evaluation mode"
                 )
         draw = (0, 0, 0)
         candidates = self.initial(0, 0)[None].repeat(2, axis=0)
@@ -135,7 +135,7 @@ class ModuleBody:
         if not np.array_equal(ends[0], ends[1]) or not np.array_equal(ends[0][0], ends[0][1]):
             raise UserError(
                 f"{field}: draws from a generator of its own in train mode, so the ends of a pair would see different "
-                "draws; use torch's default generator, or module.eval()"
+                "draws; use torch's default generator, or put the module in evaluation mode"
             )
 
     @property
@@ -209,7 +209,7 @@ class ModuleBody:
             parameters[key] = flat[first : first + count].reshape(shape)
             first += count
         training = self.module.training
-        self.module.eval()
+        self.module.train(False)
         try:
             with torch.no_grad():
                 rows = [functional_call(self.module, parameters, (torch.from_numpy(row[None]),))[0] for row in x]

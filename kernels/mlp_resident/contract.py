@@ -22,7 +22,7 @@ it compares (difference), and how losses become coefficients (fitness).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -48,6 +48,8 @@ CURVE_POINTS = 10
 MAX_TREE_DEPTH = 8
 # lanes of a vector, and the memory features of a node
 MEMORY_FEATURES = 16
+# spacing of the features that sign activations see
+INPUT_GRID = 2.0**-4
 # memory is stored as int8 in these units of log-odds
 MEMORY_UNIT = 1 / 16
 
@@ -303,6 +305,19 @@ class Inputs:
             return self.x.shape[1]
         assert self.embedding is not None
         return self.context * self.embedding.shape[1]
+
+
+def seen_inputs(shape: MlpShape, inputs: Inputs) -> Inputs:
+    """Inputs as an expert sees them: with sign activations their features are int8 in units of `INPUT_GRID`."""
+    if shape.activation != SIGN:
+        return inputs
+
+    def snap(values: np.ndarray | None) -> np.ndarray | None:
+        if values is None:
+            return None
+        return (np.clip(np.rint(values / INPUT_GRID), -127, 127) * INPUT_GRID).astype(np.float32)
+
+    return replace(inputs, embedding=snap(inputs.embedding), x=snap(inputs.x))
 
 
 @dataclass

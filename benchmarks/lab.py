@@ -1,0 +1,138 @@
+"""One partition of the standard library, on which experiments train experts in threads and compare held-out losses.
+
+Settings are those of tenk at a fraction of the text and of the experts: the same inputs an expert.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from colonnade.ensemble import mixing as mix
+from colonnade.ensemble.api import MemoryBank
+from colonnade.ensemble.evaluation import gather
+from colonnade.ensemble.inputs import training_frequencies, training_inputs
+from colonnade.ensemble.layout import Layout
+from colonnade.ensemble.metrics import LOG2
+from colonnade.ensemble.model import EnsembleModel
+from colonnade.experts.config import EstimatorConfig, ExpertConfig, OptimizerConfig, TrainConfig
+from colonnade.experts.families.mlp import MlpSpec, build_spec
+from colonnade.experts.training import train_group, warm_up
+from colonnade.router import partition as partitions
+from colonnade.router.relay import fit_text_relay
+from colonnade.router.router import Router, RouterConfig
+from colonnade.router.sources import CALIBRATION, HELDOUT, TRAIN, SourceConfig, load_source
+from colonnade.router.strategies import AreaConfig
+
+GROUP = 128
+HASH = (((1,), 0), ((1, 2), 0), ((), 1), ((2,), 0), ((1, 2, 3), 0), ((1, 3), 0), ((3,), 0), ((4,), 0))
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one training gave: calibration and held-out bits/byte, CPU-seconds in the loops, failed experts."""
+
+    calibration: float
+    heldout: float
+    cpu_seconds: float
+    failed: int
+
+
+class Lab:
+    """A corpus with its relay and router, and the experts' inputs.
+
+    Args:
+        fraction: of the library's documents.
+        experts: in each area.
+        areas: the first so many of tenk's hash areas.
+        strategy: `hash`, or `random` (areas of chance).
+        split_seed: of the split.
+    """
+
+    def __init__(self, fraction=0.125, experts=160, areas=4, strategy="hash", split_seed=0, context=12, dim=12) -> None:
+        self.corpus = load_source(SourceConfig("stdlib", None, split_seed, fraction))
+        self.relay = fit_text_relay(self.corpus, context, dim)
+        config = RouterConfig(
+            tuple(
+                AreaConfig(
+                    f"a{place}",
+                    strategy,
+                    experts,
+                    lags=lags if strategy == "hash" else (),
+                    seed=place,
+                    word=word if strategy == "hash" else 0,
+                )
+                for place, (lags, word) in enumerate(HASH[:areas])
+            )
+        )
+        self.router, assigned = Router.fit(config, self.corpus, self.relay)
+        self.parts = partitions.build(assigned, self.corpus.positions(TRAIN), self.router.first_expert)
+        self.inputs = training_inputs(self.corpus, self.relay)
+        self.frequencies = training_frequencies(self.corpus)
+
+    def spec(self, expert=None, estimator=None, optimizer=None, train=None, seed_expert=None) -> MlpSpec:
+        """A spec on this corpus; defaults are tenk's."""
+        return build_spec(
+            expert or ExpertConfig(),
+            estimator or EstimatorConfig(),
+            optimizer or OptimizerConfig(),
+            train or TrainConfig(),
+            self.relay.num_features,
+            self.frequencies,
+            "auto",
+            seed_expert,
+        )
+
+    def train(self, spec: MlpSpec, untrained: bool = False) -> Found:
+        """Train every expert and mix; with `untrained` the count biases alone are scored."""
+        warm_up(spec, self.inputs)
+        layout = Layout(spec.shape, self.router.first_expert, GROUP, frozenset())
+        jobs = []
+        for area in range(layout.num_areas):
+            first = 0
+            for group, count in layout.groups(area):
+                jobs.append((area, first, group, count))
+                first += count
+
+        def one(job):
+            area, first, group, count = job
+            offsets, indices = self.parts[area].group(first, count)
+            ids = np.arange(first, first + count) + self.router.first_expert[area]
+            return group, train_group(spec, self.inputs, indices, offsets, ids)
+
+        with ThreadPoolExecutor(2) as pool:
+            results = dict(pool.map(one, jobs))
+        columns = [result.columns for result in results.values()]
+        failed = [
+            expert for own in columns for expert, state in zip(own["expert"], own["state"], strict=True)
+            if state != "done"
+        ]  # fmt: skip
+        layout = dataclasses.replace(layout, unusable=frozenset(failed))
+        bank = MemoryBank({group: result.weights for group, result in results.items()})
+        model = EnsembleModel(
+            self.relay, self.router, layout, bank, mix.Mixing("tree", "logistic", np.zeros(0)), self.frequencies
+        )
+        gathered = gather(model, self.corpus, (CALIBRATION, HELDOUT), untrained=untrained)
+        sides = {split: own.untrained if untrained else own.trained for split, own in gathered.items()}
+        calibration, heldout = gathered[CALIBRATION], gathered[HELDOUT]
+        mixing = mix.fit("tree", "logistic", sides[CALIBRATION], calibration.targets)
+        losses = [
+            float(mix.losses(mixing, sides[split], own.targets).mean() / LOG2)
+            for split, own in ((CALIBRATION, calibration), (HELDOUT, heldout))
+        ]
+        seconds = sum(sum(own["seconds"]) for own in columns)
+        return Found(*losses, seconds, sum(own["state"].count("failed") for own in columns))
+
+    def tuned(self, rates: tuple[float, ...], make) -> tuple[float, Found]:
+        """(rate, result) with the lowest calibration loss of `make(rate)` specs."""
+        found = [(rate, self.train(make(rate))) for rate in rates]
+        return min(found, key=lambda entry: entry[1].calibration)
+
+
+def machine() -> str:
+    """One line for the head of a table."""
+    return f"{platform.processor() or platform.machine()}, {time.strftime('%Y-%m-%d')}"
