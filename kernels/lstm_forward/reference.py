@@ -6,7 +6,6 @@ Legend and formulas as in `contract`.
 from __future__ import annotations
 
 import numpy as np
-from scipy.special import erf, expit
 
 from .contract import EPSILON, LstmShape, check_windows
 
@@ -22,12 +21,17 @@ def normalise(x: np.ndarray, gain: np.ndarray) -> np.ndarray:
 
 def gelu(v: np.ndarray) -> np.ndarray:
     """v times the normal distribution function of v."""
+    # a fifth of a second, which workers on other families need not wait
+    from scipy.special import erf
+
     half, root = v.dtype.type(0.5), v.dtype.type(np.sqrt(0.5))
     return half * v * (1 + erf(v * root))
 
 
 def lstm_step(u: np.ndarray, h: np.ndarray, c: np.ndarray, wx: np.ndarray, wh: np.ndarray) -> State:
     """The next (h, c), each [B, d], after the input u [B, d]."""
+    from scipy.special import expit
+
     i, f, g, o = np.split(u @ wx + h @ wh, 4, axis=-1)
     c = expit(f) * c + expit(i) * np.tanh(g)
     return expit(o) * np.tanh(c), c

@@ -96,7 +96,7 @@ _Work = namedtuple(
     "plus minus shares rows path_signs halves targets positions wanted unit_mask basis factored"
 )  # fmt: skip
 # factors of a direction, bases of the layers' inputs, and x A
-_Factored = namedtuple("_Factored", "factors basis1 basis2 product")
+_Factored = namedtuple("_Factored", "factors basis1 basis2 product columns")
 
 
 @jit
@@ -120,6 +120,7 @@ def _work(dims, rule):
         np.zeros(dims.features * rank, np.float32),
         np.zeros(dims.hidden * rank, np.float32),
         np.zeros(padded_batch * rank, np.float32),
+        np.zeros(rank * (2 * dims.hidden + dims.features + LANES), np.float32),
     )
     sign_count = blocks * words * LANES if probing else 0
     halves = np.ones(LANES, np.float32)
@@ -299,7 +300,7 @@ def _factored_loss(theta, dims, data, rule, work, reach):
     b2_at = a2_at + dims.num_rows * rank
     z2_at = b2_at + units * rank
     u_at = z2_at + dims.num_rows
-    factors, product, columns = work.factored.factors, work.factored.product, work.z
+    factors, product, columns = work.factored.factors, work.factored.product, work.factored.columns
     rows, path_signs, wanted, starts, z, a, h = (
         work.rows, work.path_signs, work.wanted, work.starts, work.logits, work.a, work.delta)  # fmt: skip
     slopes, memory_z, values, memory = work.slopes, work.memory, data.values, data.memory
@@ -336,9 +337,10 @@ def _factored_loss(theta, dims, data, rule, work, reach):
                 slopes[k] = shift * factors[z2_at + rows[k]]
             if rule.use_body:
                 for r in range(rank):
-                    seen = np.float32(0)
-                    for i in range(units):
-                        seen += a[unit + i] * factors[b2_at + i * rank + r]
+                    along = simd.splat(np.float32(0))
+                    for i in range(0, hidden, LANES):
+                        along = simd.fma(simd.load(a, unit + i), simd.load(columns, (rank + r) * hidden + i), along)
+                    seen = simd.sum_lanes(along)
                     for k in range(count):
                         slopes[k] += scale * seen * factors[a2_at + rows[k] * rank + r]
             if dims.memory > 0:
@@ -362,6 +364,33 @@ def _activate_one(a, unit, hidden, activation):
             simd.store(a, unit + i, simd.sign(simd.load(a, unit + i)))
         else:
             simd.store(a, unit + i, simd.relu(simd.load(a, unit + i)))
+
+
+@jit
+def _spread_factors(dims, rank, batch, x, factors, product, columns):
+    """product [B, r] = x A1; columns: B1^T [r, H], B2^T [r, H] and A1^T [r, F], so that inner loops run along rows."""
+    hidden, units = dims.hidden, dims.true_hidden
+    b1_at = dims.num_features * rank
+    b2_at = b1_at + units * rank + units + dims.num_rows * rank
+    a1_at = 2 * rank * hidden
+    columns[:] = 0
+    for r in range(rank):
+        for i in range(units):
+            columns[r * hidden + i] = factors[b1_at + i * rank + r]
+            columns[(rank + r) * hidden + i] = factors[b2_at + i * rank + r]
+        for f in range(dims.num_features):
+            columns[a1_at + r * dims.features + f] = factors[f * rank + r]
+    whole = dims.features // LANES * LANES
+    for b in range(batch):
+        for r in range(rank):
+            along = simd.splat(np.float32(0))
+            row = a1_at + r * dims.features
+            for f in range(0, whole, LANES):
+                along = simd.fma(simd.load(x, b * dims.features + f), simd.load(columns, row + f), along)
+            total = simd.sum_lanes(along)
+            for f in range(whole, dims.num_features):
+                total += x[b * dims.features + f] * columns[row + f]
+            product[b * rank + r] = total
 
 
 @jit
@@ -426,17 +455,7 @@ def _estimate_weights(theta, dims, data, rule, work, probed, step, expert, key_0
     for j in range(rule.probes):
         if factored:
             _draw_factors(dims, rule, work, j, step, expert, key_0, key_1)
-            for b in range(rule.batch):
-                for r in range(rule.rank):
-                    along = np.float32(0)
-                    for f in range(dims.num_features):
-                        along += x[b * dims.features + f] * factors[f * rule.rank + r]
-                    product[b * rule.rank + r] = along
-            b1_at = dims.num_features * rule.rank
-            # B1 transposed, so that the inner loop runs along units
-            for r in range(rule.rank):
-                for i in range(dims.true_hidden):
-                    z[r * dims.hidden + i] = factors[b1_at + i * rule.rank + r]
+            _spread_factors(dims, rule.rank, rule.batch, x, factors, product, work.factored.columns)
             work.plus[j] = _factored_loss(theta, dims, data, rule, work, rule.size)
             if central:
                 work.minus[j] = _factored_loss(theta, dims, data, rule, work, -rule.size)

@@ -55,8 +55,8 @@ def test_what_is_escaped_reads_back(text):
 @pytest.mark.parametrize(
     ("tokens", "words"),
     [
-        (["preset=foo"], "known: digits, smoke, tenk"),
-        (["estimator=spsa,foo"], "estimator=foo: unknown; known: activation, backprop, spsa"),
+        (["preset=foo"], "known: digits, memory, regression, smoke, soma"),
+        (["estimator=spsa,foo"], "estimator=foo: unknown; known: activation, agzo, backprop, delta, fzoo"),
         (["source=foo"], "known: arrays, digits, stdlib, text"),
         (["--frobnicate"], "no such flag"),
         (["seed"], "write name=value"),

@@ -69,7 +69,7 @@ def test_workers_killed_at_random_moments_change_nothing(undisturbed, long):
         run = undisturbed.folder / f"killed{attempt}"
         process = undisturbed.start("train", *long, f"run={run.name}", "engine.retries=1000")
         while process.poll() is None:
-            time.sleep(rng.uniform(0.1, 1.5))
+            time.sleep(rng.uniform(0.3, 4.0))
             if victims := workers_in(undisturbed.folder):
                 # it may have ended on its own since
                 with contextlib.suppress(ProcessLookupError):
@@ -79,7 +79,7 @@ def test_workers_killed_at_random_moments_change_nothing(undisturbed, long):
         assert process.returncode == 0, err
         assert shards(run) == expected
         assert not list((run / "groups").glob("*.safetensors"))
-        if kills >= 20:
+        if kills >= 12:
             return
     pytest.fail(f"only {kills} kills")
 

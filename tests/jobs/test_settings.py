@@ -61,7 +61,7 @@ def test_experts_are_shared_out():
         (["seed=-1"], "seed=-1"),
         (["optimizer.learning_rate=fast"], "must be a number"),
         (["optimizer.learning_rate=.nan"], "optimizer.learning_rate"),
-        (["estimator.name=newton"], "known: activation, backprop, spsa"),
+        (["estimator.name=newton"], "known: activation, agzo, backprop, delta, fzoo"),
         (["expert.head=forest"], "known: softmax, tree"),
         (["expert.family=cnn"], "known: mlp"),
         (["ensemble=linear"], "not for expert.head=tree"),
