@@ -5,6 +5,8 @@ Legend: K candidates, T parameters, B examples, F features, V outputs.
 
 from __future__ import annotations
 
+import copy
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,6 +22,8 @@ from .general import GeneralSpec, general_spec
 from .starts import count_biases, mean_biases
 
 _PROBED_EXAMPLES = 3
+# functional_call swaps a module's parameters while it runs, and torch's default generator belongs to the process
+_ONE_AT_A_TIME = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,7 @@ class ModuleBody:
         if not self.shapes:
             raise UserError(f"{field}: has no parameters; there is nothing to train")
         self._check(field)
+        self._still = copy.deepcopy(module).train(False)
 
     def _check(self, field: str) -> None:
         import torch
@@ -154,7 +159,7 @@ class ModuleBody:
         """The module's own initialisation, under a generator seeded by (seed, expert)."""
         import torch
 
-        with torch.random.fork_rng(devices=[]):
+        with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
             torch.manual_seed(_torch_seed(seed, philox.PURPOSE_INIT, 0, expert))
             module = self.factory(self.num_features, self.num_outputs)
         parts = [value.detach().reshape(-1).float().numpy() for value in module.parameters()]
@@ -175,7 +180,7 @@ class ModuleBody:
         def one(parameters):
             return functional_call(self.module, parameters, (x,))
 
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(_torch_seed(draw[0], philox.PURPOSE_DROPOUT, draw[1], draw[2]))
             return vmap(one, randomness="same")(stacked)
 
@@ -208,13 +213,8 @@ class ModuleBody:
             count = int(np.prod(shape))
             parameters[key] = flat[first : first + count].reshape(shape)
             first += count
-        training = self.module.training
-        self.module.train(False)
-        try:
-            with torch.no_grad():
-                rows = [functional_call(self.module, parameters, (torch.from_numpy(row[None]),))[0] for row in x]
-        finally:
-            self.module.train(training)
+        with _ONE_AT_A_TIME, torch.no_grad():
+            rows = [functional_call(self._still, parameters, (torch.from_numpy(row[None]),))[0] for row in x]
         found = torch.stack(rows).numpy() if rows else np.zeros((0, self.num_outputs), np.float32)
         return found + offset
 

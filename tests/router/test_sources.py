@@ -217,7 +217,8 @@ Y = np.arange(20) % 3
         (X, np.where(Y == 1, -1, Y), None, "negative"),
         (X, np.where(Y == 1, 5, Y), None, "class 1 never occurs"),
         (X, np.zeros(20, int), None, "only one class"),
-        (X, Y.astype(float), None, "only classes"),
+        (X, np.where(Y == 1, np.nan, Y), None, "y is not finite"),
+        (X, Y.astype(str), None, r"expected integers \(classes\) or floats"),
         (X.astype(str), Y, None, "expected numbers"),
         (X, Y, np.zeros(19), "split has shape"),
         (X, Y, np.array(["train"] * 19 + ["rest"]), "known: train, calibration, heldout"),
@@ -228,6 +229,12 @@ Y = np.arange(20) % 3
 def test_arrays_that_cannot_be_used(x, y, split, words):
     with pytest.raises(UserError, match=words):
         arrays.build("a.npz", x, y, split, 0)
+
+
+def test_floats_are_numbers_to_predict():
+    corpus = arrays.build("a.npz", X, Y + 0.5, None, 0)
+    assert corpus.num_classes == 0
+    np.testing.assert_array_equal(corpus.y, np.asarray(Y + 0.5, np.float32))
 
 
 def test_arrays_bring_their_own_split(tmp_path):
