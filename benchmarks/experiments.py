@@ -1,17 +1,22 @@
-"""What works, at a fraction of tenk's size: each experiment prints one table.
+"""What works, at a fraction of tenk's size: each experiment prints one table and, if asked, saves a figure.
 
-    python -P benchmarks/experiments.py NAME [--fraction .125] [--experts 160] [--areas 4] [--split-seeds 0 1 2]
+    python -P benchmarks/experiments.py NAME [--fraction .125] [--experts 160] [--areas 4] [--steps 300]
+        [--split-seeds 0 1 2] [--path TEXTS] [--figure FILE.png]
 
     estimators   held-out loss of every estimator at equal multiply-adds; rates tuned on calibration
-    ratio        ZO against backprop as experts get smaller and more, same partition
+    seconds      activation ZO against backprop at equal CPU-seconds; rates tuned on calibration
+    ratio        ZO against backprop as experts get smaller and more
     inputs       inputs an expert: where ZO meets backprop and where both overfit
     width        hidden units at fixed P
     integer      int8 and ternary weights with sign activations, against float and straight-through backprop
-    controls     what is left without routing, without training, with one area
-    sharding     weight-space SPSA, total evaluations fixed, one expert to many
+    controls     what is left without routing, without training, with one area, with one expert
+    sharding     weight-space SPSA, hidden units in all, steps and so arithmetic fixed: one expert to thousands
+    shares       weight-space SPSA, the expert's size and the evaluations in all fixed: one expert to thousands
+    routing      hash, k-means and random areas by method, at equal CPU-seconds, settings fixed beforehand
 
-Every table names what a step is told: one number a batch, one an example, or one an output decision. Results at
-different levels are not of one kind.
+Values are means over the split seeds, with the sample standard deviation. Every table that compares estimators names
+what a step is told: one number a batch, one an example, or one an output decision. Results at different levels are
+not of one kind.
 """
 
 from __future__ import annotations
@@ -20,19 +25,20 @@ import argparse
 import sys
 from pathlib import Path
 
-import numpy as np
 from colonnade.experts.config import EstimatorConfig, ExpertConfig, OptimizerConfig, TrainConfig, level
 from colonnade.experts.costs import multiply_adds
 
 # python -P leaves the script's own folder out
 sys.path.insert(0, str(Path(__file__).parent))
-from lab import Found, Lab, machine
+from lab import Found, Lab
+from table import Table, machine
 
-ADAM = OptimizerConfig("adam", learning_rate=0.01, clip_norm=0.0, weight_decay=0.0)
+ZO = EstimatorConfig()
 BACKPROP = EstimatorConfig("backprop", 1, "signs", head="delta", difference="central")
+SPSA = EstimatorConfig("spsa", 10, "signs", 0.01, difference="central", head="same")
 ESTIMATORS = {
     "backprop": BACKPROP,
-    "activation, 16 one-sided": EstimatorConfig(),
+    "activation, 16 one-sided": ZO,
     "activation, 8 central": EstimatorConfig(num_perturbations=8, difference="central"),
     "activation, 4 one-sided": EstimatorConfig(num_perturbations=4),
     "activation, 16 random signs": EstimatorConfig(directions="signs"),
@@ -40,7 +46,7 @@ ESTIMATORS = {
     "activation, exact head": EstimatorConfig(head="delta"),
     "delta (head alone)": EstimatorConfig("delta", 1, "signs", head="delta", difference="central"),
     "spsa in the body, pairs at the head": EstimatorConfig("spsa", 4, "signs", 0.02, difference="central"),
-    "spsa, signs": EstimatorConfig("spsa", 10, "signs", 0.01, difference="central", head="same"),
+    "spsa, signs": SPSA,
     "spsa, sparse": EstimatorConfig("spsa", 10, "sparse", 0.01, difference="central", head="same"),
     "spsa, Gaussian (MeZO)": EstimatorConfig("spsa", 1, "gaussian", 0.01, difference="central", head="same"),
     "fzoo": EstimatorConfig("fzoo", 16, "signs", 0.01, fitness="std", head="same"),
@@ -51,17 +57,14 @@ ESTIMATORS = {
 }
 
 
-def line(name: str, *cells: object) -> None:
-    print(f"{name:<38}" + "".join(f"{cell:>12}" for cell in cells), flush=True)
+def adam(rate: float) -> OptimizerConfig:
+    return OptimizerConfig("adam", learning_rate=rate, clip_norm=0.0, weight_decay=0.0)
 
 
-def rates(estimator: EstimatorConfig) -> tuple[OptimizerConfig, ...]:
-    """Optimisers tried: weight-space estimates are followed by Adam, near-exact ones by clipped SGD."""
+def optimizers(estimator: EstimatorConfig) -> tuple[OptimizerConfig, ...]:
+    """Those tried: weight-space estimates are followed by Adam, near-exact ones by clipped SGD."""
     if estimator.head == "same":
-        return tuple(
-            OptimizerConfig("adam", learning_rate=rate, clip_norm=0.0, weight_decay=0.0)
-            for rate in (0.001, 0.003, 0.01)
-        )
+        return tuple(adam(rate) for rate in (0.001, 0.003, 0.01))
     return tuple(OptimizerConfig(learning_rate=rate) for rate in (1.25, 2.5, 5.0))
 
 
@@ -69,69 +72,87 @@ def tuned(lab: Lab, estimator: EstimatorConfig, steps: int, expert: ExpertConfig
     """(rate chosen on calibration, what it gave)."""
     found = [
         (own.learning_rate, lab.train(lab.spec(expert, estimator, own, TrainConfig(steps=steps))))
-        for own in rates(estimator)
+        for own in optimizers(estimator)
     ]
     return min(found, key=lambda entry: entry[1].calibration)
 
 
-def estimators(options: argparse.Namespace) -> None:
-    lab = Lab(options.fraction, options.experts, options.areas)
-    budget = options.steps * multiply_adds(lab.spec(estimator=EstimatorConfig()))
+class Bench:
+    """What the command line says, and a lab for every case."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+
+    @property
+    def steps(self) -> int:
+        return self.options.steps
+
+    def lab(self, seed: int, experts: int | None = None, areas: int | None = None, strategy: str = "hash") -> Lab:
+        own = self.options
+        return Lab(own.fraction, experts or own.experts, areas or own.areas, strategy, seed, own.path)
+
+
+def estimators(bench: Bench, table: Table, seed: int) -> None:
+    lab = bench.lab(seed)
+    budget = bench.steps * multiply_adds(lab.spec(estimator=ZO))
     untrained = lab.train(lab.spec(train=TrainConfig(steps=1)), untrained=True)
-    line("estimator", "steps", "Mmadd/step", "rate", "cal", "held out", "CPU s")
-    line("untrained (counts)", 0, "", "", f"{untrained.calibration:.3f}", f"{untrained.heldout:.3f}", "")
+    table.add("untrained (counts)", "nothing", held_out=untrained.heldout)
     for name, estimator in ESTIMATORS.items():
         cost = multiply_adds(lab.spec(estimator=estimator))
         steps = max(budget // cost, 1)
         rate, found = tuned(lab, estimator, steps)
-        line(name, steps, f"{cost / 1e6:.2f}", rate, f"{found.calibration:.3f}", f"{found.heldout:.3f}",
-             f"{found.cpu_seconds:.0f}")  # fmt: skip
-        print(f"    told {level(estimator, ExpertConfig())}")
+        table.add(name, level(estimator, ExpertConfig()), held_out=found.heldout, Mmadd_a_step=cost / 1e6,
+                  steps=steps, rate=rate, CPU_s=found.cpu_seconds)  # fmt: skip
 
 
-def ratio(options: argparse.Namespace) -> None:
-    line("experts in all", "inputs each", "ZO", "backprop", "ratio", "spread")
+def seconds(bench: Bench, table: Table, seed: int) -> None:
+    lab = bench.lab(seed)
+
+    def pace(estimator: EstimatorConfig) -> float:
+        return lab.pace(lambda steps: lab.spec(estimator=estimator, train=TrainConfig(steps=steps)))
+
+    # alternating, so that a slow spell of the machine hits both
+    paces = [(pace(ZO), pace(BACKPROP)) for _ in range(3)]
+    faster = sorted(zo / bp for zo, bp in paces)[1]
+    _, zo = tuned(lab, ZO, bench.steps)
+    _, bp = tuned(lab, BACKPROP, round(bench.steps * faster))
+    table.add("activation, 16 one-sided", level(ZO, ExpertConfig()), held_out=zo.heldout, steps=bench.steps,
+              CPU_s=zo.cpu_seconds, ratio=zo.heldout / bp.heldout)  # fmt: skip
+    table.add("backprop", level(BACKPROP, ExpertConfig()), held_out=bp.heldout, steps=round(bench.steps * faster),
+              CPU_s=bp.cpu_seconds, ratio=1.0)  # fmt: skip
+
+
+def _against_backprop(table: Table, case: object, lab: Lab, steps: int, expert: ExpertConfig | None = None) -> None:
+    _, zo = tuned(lab, ZO, steps, expert)
+    _, bp = tuned(lab, BACKPROP, steps, expert)
+    table.add(case, ZO=zo.heldout, backprop=bp.heldout, ratio=zo.heldout / bp.heldout)
+
+
+def ratio(bench: Bench, table: Table, seed: int) -> None:
     for experts in (8, 40, 160, 640):
-        pairs = []
-        for seed in options.split_seeds:
-            lab = Lab(options.fraction, experts, options.areas, split_seed=seed)
-            _, zo = tuned(lab, EstimatorConfig(), options.steps)
-            _, bp = tuned(lab, BACKPROP, options.steps)
-            pairs.append((zo.heldout, bp.heldout))
-        ratios = [a / b for a, b in pairs]
-        mean = np.mean(pairs, axis=0)
-        line(f"{experts * options.areas}", lab.corpus.count(0) // experts, f"{mean[0]:.4f}", f"{mean[1]:.4f}",
-             f"{np.mean(ratios):.4f}", f"{np.std(ratios):.4f}")  # fmt: skip
+        _against_backprop(table, experts * bench.options.areas, bench.lab(seed, experts), bench.steps)
 
 
-def inputs(options: argparse.Namespace) -> None:
-    line("inputs an expert", "steps", "ZO", "backprop", "ratio")
-    for experts in (4096, 1024, 256, 64, 16):
-        lab = Lab(options.fraction, experts, 1)
-        _, zo = tuned(lab, EstimatorConfig(), options.steps)
-        _, bp = tuned(lab, BACKPROP, options.steps)
-        line(f"{lab.corpus.count(0) // experts:,}", options.steps, f"{zo.heldout:.4f}", f"{bp.heldout:.4f}",
-             f"{zo.heldout / bp.heldout:.4f}")  # fmt: skip
+def inputs(bench: Bench, table: Table, seed: int) -> None:
+    for experts in (4096, 1024, 256, 64, 16, 4):
+        lab = bench.lab(seed, experts, 1)
+        # the same case for every split: their sizes differ by a few per cent
+        nominal = float(f"{lab.corpus.count(0) / experts:.1g}")
+        _against_backprop(table, f"{nominal:.0f}", lab, bench.steps)
 
 
-def width(options: argparse.Namespace) -> None:
-    lab = Lab(options.fraction, options.experts, options.areas)
-    line("hidden units, P = 16", "rate", "ZO", "backprop", "ratio")
+def width(bench: Bench, table: Table, seed: int) -> None:
     for hidden in (8, 16, 32, 64, 128):
-        expert = ExpertConfig(hidden=hidden)
-        rate, zo = tuned(lab, EstimatorConfig(), options.steps, expert)
-        _, bp = tuned(lab, BACKPROP, options.steps, expert)
-        line(hidden, rate, f"{zo.heldout:.4f}", f"{bp.heldout:.4f}", f"{zo.heldout / bp.heldout:.4f}")
+        _against_backprop(table, hidden, bench.lab(seed), bench.steps, ExpertConfig(hidden=hidden))
 
 
-def integer(options: argparse.Namespace) -> None:
-    lab = Lab(options.fraction, options.experts, options.areas)
-    train = TrainConfig(steps=options.steps)
+def integer(bench: Bench, table: Table, seed: int) -> None:
+    lab = bench.lab(seed)
+    train = TrainConfig(steps=bench.steps)
     untrained = lab.train(lab.spec(train=TrainConfig(steps=1)), untrained=True).heldout
     goal = lab.train(lab.spec(train=train)).heldout
-    line("experts", "held out", "of the way", "failed")
-    line("untrained (counts)", f"{untrained:.3f}", "0 %")
-    line("float mlp, activation ZO", f"{goal:.3f}", "100 %")
+    table.add("untrained (counts)", held_out=untrained, percent_of_the_way=0)
+    table.add("float, activation ZO", held_out=goal, percent_of_the_way=100)
     wide = EstimatorConfig(perturbation_size=1.0)
     for weights in ("int8", "ternary"):
         expert = ExpertConfig(family="integer", weights=weights)
@@ -140,60 +161,118 @@ def integer(options: argparse.Namespace) -> None:
                 lab.train(lab.spec(expert, estimator, OptimizerConfig(learning_rate=rate, weight_decay=0.0), train))
                 for rate in (0.3, 1.0, 2.5)
             ]
-            best = min(found, key=lambda own: own.calibration)
-            share = (untrained - best.heldout) / (untrained - goal)
-            line(f"{weights}, {name}", f"{best.heldout:.3f}", f"{share:.0%}", best.failed)
+            best = min(found, key=lambda own: own.calibration).heldout
+            table.add(
+                f"{weights}, {name}", held_out=best, percent_of_the_way=100 * (untrained - best) / (untrained - goal)
+            )
 
 
-def controls(options: argparse.Namespace) -> None:
-    train = TrainConfig(steps=options.steps)
-    lab = Lab(options.fraction, options.experts, options.areas)
-    line("case", "held out", "CPU s")
+def controls(bench: Bench, table: Table, seed: int) -> None:
+    lab = bench.lab(seed)
 
     def row(name: str, own: Lab, untrained: bool = False, expert: ExpertConfig | None = None, steps=None) -> None:
-        found = own.train(own.spec(expert, train=TrainConfig(steps=steps) if steps else train), untrained)
-        line(name, f"{found.heldout:.3f}", f"{found.cpu_seconds:.0f}")
+        train = TrainConfig(steps=steps or bench.steps)
+        found = own.train(own.spec(expert, train=train), untrained)
+        table.add(name, held_out=found.heldout, CPU_s=found.cpu_seconds)
 
     row("all areas, activation ZO", lab)
     row("untrained (counts)", lab, untrained=True, steps=1)
     row("hidden layer frozen", lab, expert=ExpertConfig(train_body=False))
-    row("random routing", Lab(options.fraction, options.experts, options.areas, strategy="random"))
-    row("one area", Lab(options.fraction, options.experts, 1))
-    row("one expert for everything, all steps", Lab(options.fraction, 1, 1), steps=options.steps * options.experts)
-    row(
-        "one expert, 16 times as wide",
-        Lab(options.fraction, 1, 1),
-        expert=ExpertConfig(hidden=512),
-        steps=20 * options.steps,
-    )
+    row("random routing", bench.lab(seed, strategy="random"))
+    row("one area", bench.lab(seed, areas=1))
+    row("one expert, all steps", bench.lab(seed, 1, 1), steps=bench.steps * bench.options.experts)
+    row("one expert, 16 times as wide", bench.lab(seed, 1, 1), expert=ExpertConfig(hidden=512), steps=20 * bench.steps)
 
 
-def sharding(options: argparse.Namespace) -> None:
-    total = options.steps * options.experts
-    estimator = EstimatorConfig("spsa", 10, "signs", 0.01, difference="central", head="same")
-    line("experts (one area)", "steps each", "rate", "cal", "held out", "CPU s")
+def sharding(bench: Bench, table: Table, seed: int) -> None:
+    for experts in (1, 4, 16, 64, 256, 1024, 4096):
+        expert = ExpertConfig(hidden=4096 // experts)
+        rate, found = tuned(bench.lab(seed, experts, 1), SPSA, bench.steps, expert)
+        table.add(experts, level(SPSA, expert), held_out=found.heldout, hidden_each=expert.hidden, rate=rate,
+                  CPU_s=found.cpu_seconds)  # fmt: skip
+
+
+def shares(bench: Bench, table: Table, seed: int) -> None:
+    total = bench.steps * bench.options.experts
     for experts in (1, 4, 16, 64, 256, 1024):
-        lab = Lab(options.fraction, experts, 1)
-        rate, found = tuned(lab, estimator, max(total // experts, 1))
-        line(experts, max(total // experts, 1), rate, f"{found.calibration:.3f}", f"{found.heldout:.3f}",
-             f"{found.cpu_seconds:.0f}")  # fmt: skip
+        steps = max(total // experts, 1)
+        rate, found = tuned(bench.lab(seed, experts, 1), SPSA, steps)
+        table.add(experts, level(SPSA, ExpertConfig()), held_out=found.heldout, steps_each=steps, rate=rate,
+                  CPU_s=found.cpu_seconds)  # fmt: skip
 
 
-EXPERIMENTS = {own.__name__: own for own in (estimators, ratio, inputs, width, integer, controls, sharding)}
+def routing(bench: Bench, table: Table, seed: int) -> None:
+    def train(steps: int) -> TrainConfig:
+        return TrainConfig(steps=steps, hold_back=0.1)
+
+    budget, rows = None, {}
+    for strategy in ("hash", "kmeans", "random"):
+        lab = bench.lab(seed, strategy=strategy)
+        rows[f"{strategy}, counts"] = lab.train(lab.spec(train=TrainConfig(steps=1)), untrained=True)
+        methods = {
+            "activation": (None, ZO),
+            "frozen body": (ExpertConfig(train_body=False), ZO),
+            "backprop": (None, BACKPROP),
+        }
+        for name, (expert, estimator) in methods.items():
+
+            def spec(steps: int, lab=lab, expert=expert, estimator=estimator):
+                return lab.spec(expert, estimator, train=train(steps))
+
+            steps = bench.steps if budget is None else max(round(budget / lab.pace(spec)), 1)
+            rows[f"{strategy}, {name}"] = lab.train(spec(steps))
+            budget = budget or rows[f"{strategy}, {name}"].cpu_seconds
+    single = bench.lab(seed, 1, 1)
+    for hidden in (128, 512):
+
+        def dense(steps: int, hidden=hidden):
+            return single.spec(ExpertConfig(hidden=hidden), BACKPROP, adam(0.003), train(steps))
+
+        rows[f"one dense MLP, {hidden} hidden"] = single.train(dense(max(round(budget / single.pace(dense)), 1)))
+    for case, found in rows.items():
+        gain = found.heldout - rows["hash, activation"].heldout
+        table.add(case, held_out=found.heldout, to_hash_activation=gain, CPU_s=found.cpu_seconds)
+
+
+AGAINST = {"ZO": 4, "backprop": 4, "ratio": 4}
+EXPERIMENTS = {
+    "estimators": (estimators, "estimator", {"held_out": 4, "Mmadd_a_step": 2, "steps": 0, "rate": 3, "CPU_s": 0}),
+    "seconds": (seconds, "estimator", {"held_out": 4, "ratio": 4, "steps": 0, "CPU_s": 1}),
+    "ratio": (ratio, "experts in all", AGAINST),
+    "inputs": (inputs, "inputs an expert", AGAINST),
+    "width": (width, "hidden units, P = 16", AGAINST),
+    "integer": (integer, "experts", {"held_out": 4, "percent_of_the_way": 0}),
+    "controls": (controls, "case", {"held_out": 4, "CPU_s": 1}),
+    "sharding": (sharding, "experts", {"held_out": 4, "hidden_each": 0, "rate": 3, "CPU_s": 0}),
+    "shares": (shares, "experts", {"held_out": 4, "steps_each": 0, "rate": 3, "CPU_s": 0}),
+    "routing": (routing, "areas, method", {"held_out": 4, "to_hash_activation": 4, "CPU_s": 1}),
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=list(EXPERIMENTS))
     parser.add_argument("--fraction", type=float, default=0.125)
     parser.add_argument("--experts", type=int, default=160, help="in each area")
     parser.add_argument("--areas", type=int, default=4)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--split-seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--split-seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--path", help="texts instead of the standard library")
+    parser.add_argument("--figure", help="where to save a figure")
     options = parser.parse_args()
-    print(f"# {options.name}: fraction {options.fraction}, {options.areas} areas, {options.steps} steps, "
-          f"splits {options.split_seeds}; {machine()}")  # fmt: skip
-    EXPERIMENTS[options.name](options)
+    run, label, decimals = EXPERIMENTS[options.name]
+    table = Table(label, decimals)
+    head = (
+        f"{options.name}: {options.path or 'standard library'}, fraction {options.fraction}, {options.experts} experts "
+        f"an area, {options.areas} areas, {options.steps} steps, splits {options.split_seeds}"
+    )
+    print(f"# {head}\n# {machine()}", flush=True)
+    for seed in options.split_seeds:
+        run(Bench(options), table, seed)
+    print(table)
+    if options.figure:
+        columns = tuple(column for column in decimals if column in ("ZO", "backprop", "held_out"))
+        table.draw(options.figure, columns, f"{options.name}, {len(options.split_seeds)} split(s)")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One partition of the standard library, on which experiments train experts in threads and compare held-out losses.
+"""One partition of a text, on which experiments train experts in threads and compare held-out losses.
 
 Settings are those of tenk at a fraction of the text and of the experts: the same inputs an expert.
 """
@@ -6,8 +6,6 @@ Settings are those of tenk at a fraction of the text and of the experts: the sam
 from __future__ import annotations
 
 import dataclasses
-import platform
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -29,6 +27,7 @@ from colonnade.router.sources import CALIBRATION, HELDOUT, TRAIN, SourceConfig, 
 from colonnade.router.strategies import AreaConfig
 
 GROUP = 128
+PACE_STEPS = 40
 HASH = (((1,), 0), ((1, 2), 0), ((), 1), ((2,), 0), ((1, 2, 3), 0), ((1, 3), 0), ((3,), 0), ((4,), 0))
 
 
@@ -49,12 +48,17 @@ class Lab:
         fraction: of the library's documents.
         experts: in each area.
         areas: the first so many of tenk's hash areas.
-        strategy: `hash`, or `random` (areas of chance).
+        strategy: `hash`, or `kmeans` or `random`: areas that differ by their seeds.
         split_seed: of the split.
+        path: of another text than the standard library.
+        context: bytes looked back on.
+        dim: of the embedding of each.
     """
 
-    def __init__(self, fraction=0.125, experts=160, areas=4, strategy="hash", split_seed=0, context=12, dim=12) -> None:
-        self.corpus = load_source(SourceConfig("stdlib", None, split_seed, fraction))
+    def __init__(
+        self, fraction=0.125, experts=160, areas=4, strategy="hash", split_seed=0, path=None, context=12, dim=12
+    ) -> None:
+        self.corpus = load_source(SourceConfig("text" if path else "stdlib", path, split_seed, fraction))
         self.relay = fit_text_relay(self.corpus, context, dim)
         config = RouterConfig(
             tuple(
@@ -127,12 +131,6 @@ class Lab:
         seconds = sum(sum(own["seconds"]) for own in columns)
         return Found(*losses, seconds, sum(own["state"].count("failed") for own in columns))
 
-    def tuned(self, rates: tuple[float, ...], make) -> tuple[float, Found]:
-        """(rate, result) with the lowest calibration loss of `make(rate)` specs."""
-        found = [(rate, self.train(make(rate))) for rate in rates]
-        return min(found, key=lambda entry: entry[1].calibration)
-
-
-def machine() -> str:
-    """One line for the head of a table."""
-    return f"{platform.processor() or platform.machine()}, {time.strftime('%Y-%m-%d')}"
+    def pace(self, make) -> float:
+        """CPU-seconds of one step of all experts, from a short training of `make(steps)`."""
+        return self.train(make(PACE_STEPS)).cpu_seconds / PACE_STEPS

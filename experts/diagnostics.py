@@ -41,8 +41,9 @@ def diagnose(
 
     Returns:
         expert, step, cosine (mean over the draws), relative_variance E|g_hat - E g_hat|^2 / |g|^2, theory (of that
-        variance for a linear loss, None where none is known), parameters (d). None where nothing is estimated, the
-        loss is a black box, or the gradient vanishes.
+        variance for a linear loss, None where none is known), parameters (d), difference (mean |L+ - L-| in nats
+        between the ends of a central pair of weight-space probes, else None). None where nothing is estimated, the loss
+        is a black box, or the gradient vanishes.
     """
     roles = estimated_roles(shape, recipe)
     if not roles or recipe.loss != codes.LOSS_LIKELIHOOD:
@@ -76,7 +77,15 @@ def diagnose(
         "relative_variance": float(spread / length**2),
         "theory": theory(shape, recipe, weights, batch, len(exact), length),
         "parameters": len(exact),
+        "difference": _difference(shape, recipe, weights, batch, roles, step, expert),
     }
+
+
+def _difference(shape, recipe, weights, batch, roles, step, expert) -> float | None:
+    if recipe.site != codes.WEIGHTS or recipe.difference != codes.CENTRAL:
+        return None
+    _, plus, minus = reference.probe(shape, recipe, weights, batch, roles, step, expert)
+    return float(np.abs(plus - minus).mean())
 
 
 def theory(

@@ -128,16 +128,11 @@ def _diagnostics(markers: dict[int, Marker]) -> list[dict[str, Any]]:
             rows.setdefault(entry["step"], []).append(entry)
     found = []
     for step, own in sorted(rows.items()):
-        known = [entry["theory"] for entry in own if entry["theory"] is not None]
-        found.append(
-            {
-                "step": step,
-                "experts": len(own),
-                "cosine": sum(entry["cosine"] for entry in own) / len(own),
-                "relative_variance": sum(entry["relative_variance"] for entry in own) / len(own),
-                "theory": sum(known) / len(known) if known else None,
-            }
-        )
+        means: dict[str, Any] = {"step": step, "experts": len(own)}
+        for field in ("cosine", "relative_variance", "theory", "difference"):
+            known = [entry[field] for entry in own if entry[field] is not None]
+            means[field] = sum(known) / len(known) if known else None
+        found.append(means)
     return found
 
 
@@ -211,12 +206,12 @@ def render(summary: dict[str, Any]) -> str:
             rows.append((label, summary["baselines"][name], "counts"))
     lines += [f"{label:<34}{value:>10.3f}  {note}".rstrip() for label, value, note in rows if value is not None]
     if summary["diagnostics"]:
-        lines += ["", f"{'step':>6}{'experts':>9}{'cosine':>9}{'variance':>10}{'theory':>9}   of the estimates"]
-        lines += [
-            f"{row['step']:>6}{row['experts']:>9}{row['cosine']:>9.3f}{row['relative_variance']:>10.3f}"
-            + (f"{row['theory']:>9.3f}" if row["theory"] is not None else f"{'':>9}")
-            for row in summary["diagnostics"]
-        ]
+        heads = ("cosine", "variance", "theory", "|L+ - L-|")
+        lines += ["", f"{'step':>6}{'experts':>9}" + "".join(f"{head:>11}" for head in heads) + "   of the estimates"]
+        for row in summary["diagnostics"]:
+            values = (row["cosine"], row["relative_variance"], row["theory"], row["difference"])
+            cells = "".join(f"{'' if value is None else format(value, '.4g'):>11}" for value in values)
+            lines.append(f"{row['step']:>6}{row['experts']:>9}{cells}".rstrip())
     if summary["memory"]:
         tables, rows = (summary["memory"][field] / 1e6 for field in ("table_bytes", "row_bytes"))
         lines += [

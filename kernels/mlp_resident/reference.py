@@ -243,6 +243,32 @@ def estimate_calculus(shape: MlpShape, recipe: Recipe, weights: Weights, batch: 
     return _assembled(shape, recipe, batch, active, head, delta, finite, good.size - int(finite.sum()), base)
 
 
+def probe(
+    shape: MlpShape, recipe: Recipe, weights: Weights, batch: Batch, moving: tuple[str, ...], step: int, expert: int
+) -> tuple[list[Weights], np.ndarray, np.ndarray | None]:
+    """Directions over all roles, and the mean losses [P] of the batch where the `moving` ones are moved by +e and -e.
+
+    One-sided recipes have no losses at -e.
+    """
+    active = hidden_layer(shape, recipe, weights, batch.x)[1]
+    drawn = [
+        weight_direction(
+            shape, recipe.directions, recipe.density, recipe.rank, batch.x, active, recipe.seed, step, expert, j
+        )
+        for j in range(recipe.num_perturbations)
+    ]
+
+    def losses_at(reach: float) -> np.ndarray:
+        found = []
+        for z in drawn:
+            trial = {role: weights[role] + reach * z[role] if role in moving else weights[role] for role in weights}
+            found.append(losses(shape, recipe, trial, batch).mean())
+        return np.array(found, weights["w1"].dtype)
+
+    size = recipe.perturbation_size
+    return drawn, losses_at(size), losses_at(-size) if recipe.difference == CENTRAL else None
+
+
 def estimate_weights(
     shape: MlpShape, recipe: Recipe, weights: Weights, batch: Batch, step: int, expert: int
 ) -> Estimate:
@@ -256,24 +282,11 @@ def estimate_weights(
     logits = head_logits(shape, weights, active, batch)
     base = logit_losses(shape, recipe, logits, batch.targets)
     probes = recipe.num_perturbations if moving else 0
-    drawn = [
-        weight_direction(
-            shape, recipe.directions, recipe.density, recipe.rank, batch.x, active, recipe.seed, step, expert, j
-        )
-        for j in range(probes)
-    ]
-
-    def loss_at(z: Weights, reach: float) -> np.floating:
-        trial = {role: weights[role] + reach * z[role] if role in moving else weights[role] for role in weights}
-        return losses(shape, recipe, trial, batch).mean()
-
     size, dtype = recipe.perturbation_size, weights["w1"].dtype
     total = {role: np.zeros_like(value) for role, value in weights.items()}
     finite, dropped, mean_loss = 0, 0, _finite_mean(base)
     if probes:
-        plus = np.array([loss_at(z, size) for z in drawn], dtype)
-        central = recipe.difference == CENTRAL
-        minus = np.array([loss_at(z, -size) for z in drawn], dtype) if central else None
+        drawn, plus, minus = probe(shape, recipe, weights, batch, moving, step, expert)
         shares, good = coefficients(plus, minus, base.mean(), size, recipe.fitness)
         finite, dropped = int(good.sum()), probes - int(good.sum())
         if finite:
