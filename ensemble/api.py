@@ -135,12 +135,12 @@ class ByteModel:
 
     experts_per_area: int = 64
     areas: int = 8
-    context: int = 5
+    context: int = 12
     dim: int = 12
     expert: ExpertConfig = field(default_factory=ExpertConfig)
     estimator: EstimatorConfig = field(default_factory=EstimatorConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    steps: int = 500
+    steps: int = 300
     batch: int = 64
     seed: int = 0
     threads: int | None = None

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from ..experts.families.starts import class_frequencies
-from ..kernels.mlp_resident.contract import Inputs
+from ..kernels.mlp_resident.contract import ComputedMemory, Inputs
 from ..router.relay import ArrayRelay, Relay, TextRelay
 from ..router.sources import TRAIN, Corpus, TextCorpus
 
 
-def training_inputs(corpus: Corpus, relay: Relay, memory: np.ndarray | None = None) -> Inputs:
-    """Kernel inputs of a corpus through its relay, with the targets and the rows of memory features, if any."""
+def training_inputs(corpus: Corpus, relay: Relay, memory: np.ndarray | ComputedMemory | None = None) -> Inputs:
+    """Kernel inputs of a corpus through its relay, with the targets and memory features, if any."""
     if isinstance(corpus, TextCorpus):
         assert isinstance(relay, TextRelay)
         return Inputs(text=corpus.data, embedding=relay.embedding, context=relay.context, memory=memory)

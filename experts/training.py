@@ -126,6 +126,8 @@ def _advance_expert(
     e: int,
     last_step: int,
 ) -> None:
+    if getattr(inputs, "memory_is_computed", False):
+        inputs, own = inputs.gathered(own), np.arange(len(own), dtype=own.dtype)
     alone = slice(e, e + 1)
     state = progress.state
     one = GroupState(**{name: getattr(state, name)[alone] for name in GroupState.__dataclass_fields__})

@@ -1,4 +1,4 @@
-"""Memory features of a run: fitted once, their rows stored for as long as they are needed."""
+"""Memory features of a run: fitted once, their rows stored where there is room, else computed for each expert."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..kernels.errors import UserError
 from ..kernels.files import write_json_atomic
 from ..kernels.mlp_resident.contract import MEMORY_FEATURES
 from ..kernels.ngram_memory.numba import DEPTH
-from ..router.memory.memory import fit_memory
+from ..router.memory.memory import CorpusMemory, fit_memory
 from ..router.sources import TextCorpus
 from .progress import say
 from .rundir import read_json
@@ -24,29 +24,31 @@ def _shape(corpus: TextCorpus) -> tuple[int, int, int]:
 
 
 def make(run: Path, corpus: TextCorpus, leave_out: str, most_bytes: int) -> None:
-    """Fit the memory of a run and write its rows, one of 128 bytes a position.
-
-    Raises:
-        UserError: the rows would be larger than `most_bytes`.
-    """
+    """Fit the memory of a run, and write its rows, one of 128 bytes a position, if they fit in `most_bytes`."""
     began = time.perf_counter()
     shape = _shape(corpus)
     size = int(np.prod(shape))
-    if size > most_bytes:
-        raise UserError(
-            f"relay.memory_bytes={most_bytes}: the rows of {shape[0]:,} positions take {size:,}; raise it, or use a "
-            "part of the text (source.fraction)"
-        )
+    stored = size <= most_bytes
     directory = run / "memory"
     directory.mkdir(parents=True, exist_ok=True)
-    rows = np.memmap(directory / _ROWS, np.int8, "w+", shape=shape)
-    memory = fit_memory(corpus, leave_out, rows)
-    memory.save(directory)
-    rows.flush()
+    fitted = fit_memory(corpus, leave_out)
+    if stored:
+        fitted.memory.save(directory)
+        rows = np.memmap(directory / _ROWS, np.int8, "w+", shape=shape)
+        fitted.fill(rows)
+        rows.flush()
+    else:
+        fitted.save(directory)
     seconds = time.perf_counter() - began
-    facts = {"table_bytes": memory.nbytes, "row_bytes": size, "seconds": seconds, "shape": shape}
+    facts = {
+        "table_bytes": fitted.memory.nbytes,
+        "row_bytes": size if stored else 0,
+        "seconds": seconds,
+        "shape": shape,
+    }
     write_json_atomic(directory / "rows.json", facts)
-    say(f"memory: {memory.nbytes / 1e6:.0f} MB of tables, {size / 1e6:.0f} MB of rows in {seconds:.1f} s")
+    kept = f"{size / 1e6:.0f} MB of rows" if stored else f"rows of {size / 1e6:.0f} MB computed for each expert"
+    say(f"memory: {facts['table_bytes'] / 1e6:.0f} MB of tables, {kept} in {seconds:.1f} s")
 
 
 def facts(run: Path) -> dict | None:
@@ -55,10 +57,18 @@ def facts(run: Path) -> dict | None:
     return read_json(path, "start a new run") if path.exists() else None
 
 
-def open_rows(run: Path) -> np.ndarray:
-    """The stored rows int8 [N, 8, M], memory-mapped."""
+def open_rows(run: Path) -> np.ndarray | None:
+    """The stored rows int8 [N, 8, M], memory-mapped; None where they are computed."""
     known = facts(run)
+    if known is not None and not known["row_bytes"]:
+        return None
     path = run / "memory" / _ROWS
     if known is None or not path.exists() or path.stat().st_size != known["row_bytes"]:
         raise UserError(f"{path}: missing or damaged; start a new run")
     return np.memmap(path, np.int8, "r", shape=tuple(known["shape"]))
+
+
+def open_for_training(run: Path, corpus: TextCorpus) -> np.ndarray | CorpusMemory:
+    """The stored rows, or what computes them."""
+    rows = open_rows(run)
+    return CorpusMemory.load(run / "memory", corpus) if rows is None else rows

@@ -97,8 +97,8 @@ def partition(run: Path, settings: Settings, corpus: Corpus) -> dict[str, str]:
         f"partition in {time.perf_counter() - began:.1f} s"
     )
     if settings.seed_steps:
-        rows = memories.open_rows(run) if settings.memory else None
-        seeds.make(run, settings, corpus, relay, training_inputs(corpus, relay, rows))
+        memory = memories.open_for_training(run, corpus) if settings.memory else None
+        seeds.make(run, settings, corpus, relay, training_inputs(corpus, relay, memory))
     digests = {"source": corpus.digest, **models.input_digests(run)}
     known = {name: seeds.facts(run, name) for name in ("seed", "seed_mixer")}
     return digests | {name: found["digest"] for name, found in known.items() if found}

@@ -123,7 +123,7 @@ def load(run: Path, config: DictConfig, control: str | None = None) -> Training:
         directory = directory_of(run, control)
         return Training(directory, (spec,), seen, plans.load(run), partition, settings.train.checkpoint_every)
     relay = load_relay(run / "relay")
-    inputs = training_inputs(corpus, relay, memories.open_rows(run) if settings.memory else None)
+    inputs = training_inputs(corpus, relay, memories.open_for_training(run, corpus) if settings.memory else None)
     specs = area_specs(run, settings, corpus, relay, control)
     partition = open_partition(run / "partition")
     return Training(

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -278,6 +279,14 @@ class Recipe:
     use_body: bool = True
 
 
+class ComputedMemory(Protocol):
+    """Memory features that are made where they are needed."""
+
+    def rows(self, positions: np.ndarray) -> np.ndarray:
+        """int8 [n, K, M] of inputs at positions int [n]."""
+        ...
+
+
 @dataclass(frozen=True)
 class Inputs:
     """Where examples come from: bytes of a text through an embedding, or rows of a matrix.
@@ -288,7 +297,8 @@ class Inputs:
         context: bytes before p that are features: F = context * D, the previous byte first.
         x: float32 [N, F], or None for text.
         y: int32 [N], or float32 [N, V] for regression; None for text.
-        memory: int8 [N, K, M] in units of MEMORY_UNIT, or None.
+        memory: int8 [N, K, M] in units of MEMORY_UNIT, or what computes them, or None. Loops take rows alone: see
+            `gathered`.
     """
 
     text: np.ndarray | None = None
@@ -296,7 +306,23 @@ class Inputs:
     context: int = 0
     x: np.ndarray | None = None
     y: np.ndarray | None = None
-    memory: np.ndarray | None = None
+    memory: np.ndarray | ComputedMemory | None = None
+
+    @property
+    def memory_is_computed(self) -> bool:
+        """Whether `memory` has no rows yet."""
+        return self.memory is not None and not isinstance(self.memory, np.ndarray)
+
+    def gathered(self, positions: np.ndarray) -> Inputs:
+        """The inputs at positions int [n] of a text with computed memory as n rows of a matrix, in that order."""
+        assert self.text is not None
+        assert self.embedding is not None
+        assert self.memory_is_computed
+        positions = np.asarray(positions, np.int64)
+        before = self.text[positions[:, None] - 1 - np.arange(self.context)]
+        features = self.embedding[before].reshape(len(positions), self.num_features)
+        memory = self.memory.rows(positions)  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+        return Inputs(x=features, y=self.text[positions].astype(np.int32), memory=memory)
 
     @property
     def num_features(self) -> int:

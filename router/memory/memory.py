@@ -62,12 +62,7 @@ class Memory:
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write to a folder, which is made."""
-        arrays = {
-            f"{context.name}.{name}": array
-            for context, table in zip(CONTEXTS, self.tables, strict=True)
-            for name, array in table.arrays().items()
-        }
-        save_state(directory, "memory", {**arrays, "odds": self.odds}, {"leave_out": self.leave_out})
+        save_state(directory, "memory", {**_named(self.tables), "odds": self.odds}, {"leave_out": self.leave_out})
 
 
 def load_memory(directory: str | os.PathLike[str]) -> Memory | None:
@@ -76,15 +71,25 @@ def load_memory(directory: str | os.PathLike[str]) -> Memory | None:
         return None
     try:
         arrays, facts = load_state(directory, "memory")
-        tables = []
-        for context in CONTEXTS:
-            own = {
-                name.split(".", 1)[1]: array for name, array in arrays.items() if name.split(".", 1)[0] == context.name
-            }
-            tables.append(Table.restore(own))
-        return Memory(tuple(tables), arrays["odds"], str(facts["leave_out"]))
+        return Memory(_restored(arrays), arrays["odds"], str(facts["leave_out"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{directory}: no readable memory ({error}); start a new run") from None
+
+
+def _named(tables: tuple[Table, ...]) -> dict[str, np.ndarray]:
+    return {
+        f"{context.name}.{name}": array
+        for context, table in zip(CONTEXTS, tables, strict=True)
+        for name, array in table.arrays().items()
+    }
+
+
+def _restored(arrays: dict[str, np.ndarray]) -> tuple[Table, ...]:
+    own = [
+        {name.split(".", 1)[1]: array for name, array in arrays.items() if name.split(".", 1)[0] == context.name}
+        for context in CONTEXTS
+    ]
+    return tuple(Table.restore(each) for each in own)
 
 
 @dataclass(frozen=True)
@@ -95,13 +100,65 @@ class _Own:
     documents: np.ndarray
 
 
-def fit_memory(corpus: TextCorpus, leave_out: str = "document", rows: np.ndarray | None = None) -> Memory:
+@dataclass(frozen=True)
+class CorpusMemory:
+    """The memory of a corpus, with what is to be left out for its own training positions.
+
+    Attributes:
+        memory: tables and calibration.
+        corpus: what they were fitted on.
+        documents: counts of each document alone, where documents are left out; else None.
+    """
+
+    memory: Memory
+    corpus: TextCorpus
+    documents: tuple[Table, ...] | None
+
+    def rows(self, positions: np.ndarray) -> np.ndarray:
+        """Features int8 [n, 8, M] of positions of one kind, all in the training split or none."""
+        positions = np.asarray(positions, np.int64)
+        rows = np.zeros((len(positions), loops.DEPTH, MEMORY_FEATURES), np.int8)
+        own = None
+        if len(positions):
+            documents = self.corpus.doc_of(positions)
+            if self.corpus.doc_split[documents[0]] == TRAIN:
+                own = _Own(self.documents, documents.astype(np.uint64))
+        _fill(self.memory, own, self.corpus.data, positions, self.corpus.data[positions], rows, threads=1)
+        return rows
+
+    def fill(self, rows: np.ndarray) -> None:
+        """Write the features of every position that holds a byte into rows int8 [N, 8, M]."""
+        for split in np.unique(self.corpus.doc_split):
+            positions = self.corpus.positions(int(split))
+            own = _Own(self.documents, self.corpus.doc_of(positions).astype(np.uint64)) if split == TRAIN else None
+            _fill(self.memory, own, self.corpus.data, positions, self.corpus.data[positions], rows, by_position=True)
+
+    def save(self, directory: str | os.PathLike[str]) -> None:
+        """Write to a folder, which is made."""
+        self.memory.save(directory)
+        if self.documents is not None:
+            save_state(directory, "documents", _named(self.documents), {})
+
+    @classmethod
+    def load(cls, directory: str | os.PathLike[str], corpus: TextCorpus) -> CorpusMemory:
+        """Read what `save` wrote; UserError where it is missing or damaged."""
+        memory = load_memory(directory)
+        if memory is None:
+            raise UserError(f"{directory}: no memory; start a new run")
+        if memory.leave_out == "position":
+            return cls(memory, corpus, None)
+        try:
+            return cls(memory, corpus, _restored(load_state(directory, "documents")[0]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{directory}: no readable memory ({error}); start a new run") from None
+
+
+def fit_memory(corpus: TextCorpus, leave_out: str = "document") -> CorpusMemory:
     """Count the training split and calibrate.
 
     Args:
         corpus: the text.
         leave_out: `document` or `position`.
-        rows: int8 [N, 8, M] to fill with the features of every position of the corpus that holds a byte, or None.
 
     Raises:
         UserError: an unknown leave_out.
@@ -132,13 +189,7 @@ def fit_memory(corpus: TextCorpus, leave_out: str = "document", rows: np.ndarray
         evidence, _ = _evidence(tables, _Own(own, left_out.documents[part]), corpus.data, sample[part], targets)
         for o in range(len(CONTEXTS)):
             loops.tally(evidence[o], len(targets), outcomes[o])
-    memory = Memory(tables, calibrated(outcomes), leave_out)
-    if rows is not None:
-        _fill(memory, _Own(own, corpus.doc_of(positions).astype(np.uint64)), corpus.data, positions, followers, rows)
-        for split in (split for split in np.unique(corpus.doc_split) if split != TRAIN):
-            others = corpus.positions(int(split))
-            _fill(memory, None, corpus.data, others, corpus.data[others], rows)
-    return memory
+    return CorpusMemory(Memory(tables, calibrated(outcomes), leave_out), corpus, own)
 
 
 def calibrated(outcomes: np.ndarray) -> np.ndarray:
@@ -171,10 +222,16 @@ def _evidence(
 
 
 def _fill(
-    memory: Memory, own: _Own | None, data: np.ndarray, positions: np.ndarray, targets: np.ndarray, rows: np.ndarray
+    memory: Memory,
+    own: _Own | None,
+    data: np.ndarray,
+    positions: np.ndarray,
+    targets: np.ndarray,
+    rows: np.ndarray,
+    by_position: bool = False,
+    threads: int = _THREADS,
 ) -> None:
-    """rows[position] (or rows[i], where rows has n) of every position, in blocks over threads."""
-    by_position = len(rows) != len(positions)
+    """rows[i], or rows[position], of every position, in blocks over threads."""
 
     def run(start: int) -> None:
         part = slice(start, start + _BLOCK)
@@ -189,5 +246,5 @@ def _fill(
         else:
             rows[part] = block
 
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         list(pool.map(run, range(0, len(positions), _BLOCK)))

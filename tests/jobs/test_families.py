@@ -43,9 +43,9 @@ def own_code(cli, monkeypatch):
 
 
 def test_memory_with_a_seed_and_mixers(cli):
-    memory = ("preset=memory", *SMALL, "source=text", "source.path=corpus", "seed_expert.steps=50", "run=m",
+    memory = ("preset=memory", *SMALL, "source=text", "source.path=corpus", "seed_expert.steps=50",
               "controls=[mixers]", "expert.mixer_areas=[word]", "router.areas=3")  # fmt: skip
-    found = summary(cli("train", *memory))
+    found = summary(cli("train", *memory, "run=m"))
     held = found["heldout"]
     assert held["bits_per_byte"] < held["untrained"]
     assert held["mixers"] > 0
@@ -58,6 +58,11 @@ def test_memory_with_a_seed_and_mixers(cli):
     assert found["expert"]["total_params"] == 12 * found["expert"]["params_per_expert"] + 6 * mixer
     again = summary(cli("evaluate", "run=m", "output=json"))["heldout"]
     assert again["bits_per_byte"] == pytest.approx(held["bits_per_byte"], abs=1e-9)
+    computed = summary(cli("train", *memory, "run=c", "relay.memory_bytes=0"))
+    assert computed["memory"]["row_bytes"] == 0
+    for name in ("bits_per_byte", "seed", "mixers"):
+        assert computed["heldout"][name] == held[name]
+    assert not (cli.folder / "c" / "memory" / "rows.int8").exists()
     scored = summary(cli("predict", "run=m", "input=corpus/00.txt", "output=json"))
     assert 0 < scored["bits_per_byte"] < 8
     sampled = summary(cli("predict", "run=m", "prompt=the", "sample=3", "output=json"))
