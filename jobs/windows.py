@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from ..ensemble.metrics import LOG2, document_interval
-from ..ensemble.windows import mean_probability, score_windows
+from ..ensemble.windows import WindowModel, mean_probability, score_windows
 from ..experts.bank import Bank, Marker
 from ..experts.families.general import GeneralSpec
 from ..experts.families.lstm import (
-    LstmBody,
     WindowInputs,
     initial_embedding,
     lstm_spec,
@@ -125,17 +124,11 @@ def spec_and_inputs(run: Path, settings: Settings, corpus: TextCorpus) -> tuple[
     return spec, WindowInputs(corpus.data, settings.windows().length, embedding)
 
 
-def evaluate(run: Path, settings: Settings, corpus: TextCorpus, plan: Plan, markers: dict[int, Marker]) -> dict:
-    """`heldout` of summary.json: bits per byte over the bytes after the prefix, and how many there are.
-
-    Besides: `by_k`, the loss when the k nearest experts are averaged, and `seed`, the seed expert alone.
-    """
+def open_model(run: Path, settings: Settings, plan: Plan, markers: dict[int, Marker]) -> WindowModel:
+    """The trained experts of a run; UserError where none can be used."""
     from ..router.windows.router import WindowRouter
 
     own, config = settings.windows(), settings.lstm()
-    shape, shared = config.shape, load_shared(run)
-    router = WindowRouter.load(run / "router")
-    starts, _ = windows(corpus, HELDOUT, own.length)
     bank = Bank(run)
     usable = {
         group.first_expert + place: (group.group, place)
@@ -146,38 +139,45 @@ def evaluate(run: Path, settings: Settings, corpus: TextCorpus, plan: Plan, mark
     }
     if not usable:
         raise UserError(f"{run}: no expert can be used; see experts.parquet for the reasons")
-    wanted = min(settings.top_k or own.top_k, len(usable))
-    # every expert's rank, so that those that failed can be passed over
-    ids, _ = router.assign([corpus.data[s : s + own.prefix].tobytes() for s in starts], router.num_experts)
-    good = np.isin(ids, list(usable))
-    order = np.argsort(~good, axis=1, kind="stable")[:, :wanted]
-    nearest = np.take_along_axis(ids, order, 1)
 
     def weights_of(expert: int) -> np.ndarray:
         group, place = usable[expert]
         roles = bank.read_experts(group, np.array([place]))
-        return np.concatenate([roles[role].reshape(-1) for role in shape.roles])
+        return np.concatenate([roles[role].reshape(-1) for role in config.shape.roles])
 
-    embedding = None if config.train_embedding else shared.embedding
-    log_p = score_windows(shape, weights_of, embedding, corpus.data, starts, own.length, own.prefix, nearest)
-    scored = starts[:, None] + np.arange(own.prefix, own.length)
-    bits = -mean_probability(log_p, wanted).reshape(-1) / LOG2
+    embedding = None if config.train_embedding else load_shared(run).embedding
+    top_k = min(settings.top_k or own.top_k, len(usable))
+    router = WindowRouter.load(run / "router")
+    return WindowModel(config.shape, router, weights_of, np.array(sorted(usable)), embedding, top_k)
+
+
+def evaluate(run: Path, settings: Settings, corpus: TextCorpus, plan: Plan, markers: dict[int, Marker]) -> dict:
+    """`heldout` of summary.json: bits per byte over the bytes after the prefix, and how many there are.
+
+    Besides: `by_k`, the loss when the k nearest experts are averaged, and `seed`, the seed expert alone.
+    """
+    own, shared = settings.windows(), load_shared(run)
+    model = open_model(run, settings, plan, markers)
+    starts, _ = windows(corpus, HELDOUT, own.length)
+    log_p = model.log_proba(corpus.data, starts)
+    scored = scored_positions(settings, corpus)
+    bits = -mean_probability(log_p, model.top_k).reshape(-1) / LOG2
     found: dict[str, Any] = {
         "bits_per_byte": float(bits.mean()),
-        "interval": list(document_interval(bits, corpus.doc_of(scored.reshape(-1)), settings.train.seed)),
+        "interval": list(document_interval(bits, corpus.doc_of(scored), settings.train.seed)),
         "bytes": len(bits),
-        "by_k": [float(-mean_probability(log_p, k).mean() / LOG2) for k in range(1, wanted + 1)],
+        "by_k": [float(-mean_probability(log_p, k).mean() / LOG2) for k in range(1, model.top_k + 1)],
         "novel_bits_per_byte": None,
         "pool": "mean_proba",
-        "k": wanted,
+        "k": model.top_k,
         "seed": None,
     }
     if shared.body is not None:
-        alone = LstmBody(dataclasses.replace(config, train_embedding=False).shape).shape
+        shape = dataclasses.replace(settings.lstm(), train_embedding=False).shape
         only = np.zeros((len(starts), 1), np.int64)
         body = shared.body
         by_seed = score_windows(
-            alone, lambda _: body, shared.embedding, corpus.data, starts, own.length, own.prefix, only
+            shape, lambda _: body, shared.embedding, corpus.data, starts, own.length, own.prefix, only
         )
         found["seed"] = float(-by_seed.mean(dtype=np.float64) / LOG2)
     return found

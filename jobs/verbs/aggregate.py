@@ -17,13 +17,21 @@ def run(config: DictConfig) -> dict[str, Any]:
     settings = settings_module.read(config)
     with rundir.locked(run_directory):
         rundir.record(run_directory, config, "aggregate")
-        model, _, markers = stages.aggregate(run_directory, config, settings)
+        if settings.family == "lstm":
+            # the nearest experts' mean has no weights to fit
+            _, markers = stages.list_experts(run_directory, config, settings)
+            states = [state for marker in markers.values() for state in marker["experts"]["state"]]
+            unusable, pool, weights = sum(state != "done" for state in states), settings.pool, []
+        else:
+            model, _, markers = stages.aggregate(run_directory, config, settings)
+            unusable, pool = len(model.layout.unusable), model.mixing.pool
+            weights = model.mixing.weights.tolist()
     return {
         "run": str(run_directory),
         "groups": len(markers),
-        "unusable_experts": len(model.layout.unusable),
-        "pool": model.mixing.pool,
-        "weights": model.mixing.weights.tolist(),
+        "unusable_experts": unusable,
+        "pool": pool,
+        "weights": weights,
     }
 
 

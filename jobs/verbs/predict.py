@@ -12,7 +12,9 @@ from omegaconf import DictConfig
 
 from ...ensemble import model as models
 from ...kernels.errors import UserError
-from .. import code, fields, rundir
+from .. import fields, rundir, stages, windows
+from .. import plan as plans
+from .. import settings as settings_module
 
 _MOST_SAMPLED = 100_000
 
@@ -36,24 +38,48 @@ def run(config: DictConfig) -> dict[str, Any]:
     seed = fields.number(config, "seed", int)
     if not 0 <= seed < 1 << 64:
         raise UserError(f"seed={seed}: must be between 0 and 2**64 - 1")
-    name = config.expert.get("module")
-    model = models.load(run_directory, (name, code.imported("expert.module", name)) if name else None)
+    stored = settings_module.read(rundir.merged(run_directory, config))
+    if stored.family == "lstm":
+        if file is None:
+            raise UserError("prompt and sample: experts over windows score texts; give one with input=FILE")
+        return _score_windows(run_directory, stored, _existing(file))
+    model = models.load(run_directory, stages.own_module(stored))
     if file is None:
         start = os.fsencode(prompt or "")
         temperature = fields.number(config, "temperature", float)
         added = model.sample(start, count, seed, temperature)
         return {"prompt": prompt or "", "text": added.decode("utf-8", "replace"), "items": count}
+    path = _existing(file)
+    return _score_text(model, path) if model.is_text else _score_rows(model, path)
+
+
+def _existing(file: str) -> Path:
     path = Path(file).expanduser()
     if not path.is_file():
         raise UserError(f"input={file}: no such file; name one")
-    return _score_text(model, path) if model.is_text else _score_rows(model, path)
+    return path
 
 
 def _score_text(model: models.EnsembleModel, path: Path) -> dict[str, Any]:
     content = path.read_bytes()
     if not content:
         raise UserError(f"input={path}: is empty; give a file with bytes in it")
-    bits = model.text_bits(content)
+    return _scored(model.text_bits(content), content)
+
+
+def _score_windows(run_directory: Path, settings: settings_module.Settings, path: Path) -> dict[str, Any]:
+    content, prefix = path.read_bytes(), settings.windows().prefix
+    if len(content) <= prefix:
+        raise UserError(
+            f"input={path}: has {len(content)} bytes; the first {prefix} only say which experts to ask, give more"
+        )
+    plan = plans.load(run_directory)
+    markers = stages.markers_or_complain(run_directory, run_directory, plan)
+    model = windows.open_model(run_directory, settings, plan, markers)
+    return _scored(model.text_bits(content), content[prefix:])
+
+
+def _scored(bits: np.ndarray, content: bytes) -> dict[str, Any]:
     return {
         "bits_per_byte": float(bits.mean()),
         "items": len(bits),

@@ -82,7 +82,8 @@ def test_variance_of_weight_estimates_is_that_of_the_theory(kind, variance, prob
         z = np.sign(z) * (rng.random(z.shape) < (0.25 if kind == "sparse" else 1))
     g = problem.gradient(ROLES)
     estimates = ((z @ g)[..., None] * z).mean(1)
-    expected = (estimates @ g / np.linalg.norm(estimates, axis=1) / np.linalg.norm(g)).mean()
+    lengths = np.maximum(np.linalg.norm(estimates, axis=1), 1e-9) * np.linalg.norm(g)
+    expected = (estimates @ g / lengths).mean()
     assert found["cosine"] == pytest.approx(expected, rel=0.05)
     if kind == "gaussian" and probes == 1:
         on_a_sphere = math.exp(gammaln(d / 2) - gammaln((d + 1) / 2)) / math.sqrt(math.pi)
@@ -90,7 +91,7 @@ def test_variance_of_weight_estimates_is_that_of_the_theory(kind, variance, prob
 
 
 @pytest.mark.parametrize("kind", ["signs", "hadamard"])
-@pytest.mark.parametrize(("hidden", "movable"), [(32, True), (20, False)], ids=["all move", "some move"])
+@pytest.mark.parametrize(("hidden", "movable"), [(32, True), (32, False)], ids=["all move", "some move"])
 def test_variance_of_activation_estimates_is_that_of_the_theory(kind, hidden, movable):
     problem, probes = Problem(hidden, movable, 40), 8
     spec = make_spec(hidden, batch=40, directions=kind, num_perturbations=probes, perturbation_size=1e-6)

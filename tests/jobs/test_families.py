@@ -91,6 +91,15 @@ def test_windows_by_the_soma_recipe(cli):
     assert first["expert"]["params_per_expert"] == 32 * 64 + 5 * 8
     assert len(first["heldout"]["by_k"]) == 2
     assert first["heldout"]["bytes"] % 48 == 0
+    assert summary(cli("evaluate", "run=s1", "output=json"))["heldout"]["by_k"] == first["heldout"]["by_k"]
+    assert summary(cli("aggregate", "run=s1", "output=json"))["unusable_experts"] == 0
+    size = (cli.folder / "corpus" / "00.txt").stat().st_size
+    scored = summary(cli("predict", "run=s1", "input=corpus/00.txt", "output=json"))
+    assert scored["items"] == len(scored["bits"]) == size - 16
+    assert 0 < scored["bits_per_byte"] < 16
+    (cli.folder / "short.txt").write_text("sixteen bytes !!")
+    assert "the first 16 only say" in cli("predict", "run=s1", "input=short.txt").last
+    assert "input=FILE" in cli("predict", "run=s1", "prompt=a", "sample=3").last
     again = summary(cli("train", *soma, "run=s2", "router.experts=2", "engine.workers=1", "plan.group_size=2"))
     assert again["heldout"]["bits_per_byte"] == first["heldout"]["bits_per_byte"]
     summed = summary(cli("train", *soma, "run=s3", "router.experts=2", "expert.loss_coupling=summed",
