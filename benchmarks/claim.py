@@ -26,7 +26,7 @@ from experiments import BACKPROP, SPSA, adam
 from lab import Lab
 from table import Table, machine
 
-RATES = (0.001, 0.003, 0.01)
+RATES = (0.001, 0.003, 0.01, 0.03)
 STRENGTH = 2.0
 
 

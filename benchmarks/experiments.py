@@ -64,8 +64,8 @@ def adam(rate: float) -> OptimizerConfig:
 def optimizers(estimator: EstimatorConfig) -> tuple[OptimizerConfig, ...]:
     """Those tried: weight-space estimates are followed by Adam, near-exact ones by clipped SGD."""
     if estimator.head == "same":
-        return tuple(adam(rate) for rate in (0.001, 0.003, 0.01))
-    return tuple(OptimizerConfig(learning_rate=rate) for rate in (1.25, 2.5, 5.0))
+        return tuple(adam(rate) for rate in (0.001, 0.003, 0.01, 0.03))
+    return tuple(OptimizerConfig(learning_rate=rate) for rate in (2.5, 5.0, 10.0))
 
 
 def tuned(lab: Lab, estimator: EstimatorConfig, steps: int, expert: ExpertConfig | None = None) -> tuple[float, Found]:

@@ -20,6 +20,15 @@ POSITIONS = np.array([3, 3, 17, 8, 39])
 NOTHING = np.zeros(0, np.float32)
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """As in a worker: threads of torch's own would wait for one another."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 class Residual(nn.Module):
     """Layers that share a matrix, a scalar parameter, a norm, and attention over the features."""
 
@@ -237,9 +246,3 @@ def test_what_cannot_be_an_expert_is_refused_in_one_line(factory, words):
         make_body(factory)
     assert str(caught.value).startswith("expert.module=mine:net: ")
     assert "\n" not in str(caught.value)
-
-
-def test_a_tree_of_decisions_is_refused():
-    expert = ExpertConfig(num_outputs=4, family="module")
-    with pytest.raises(UserError, match=r"expert\.head=tree"):
-        module_spec(mlp, "mine:net", expert, EstimatorConfig(), OptimizerConfig(), TrainConfig(), F, np.full(4, 0.25))
