@@ -23,7 +23,7 @@ class LstmConfig:
     """A recurrent expert.
 
     Attributes:
-        width: d, a multiple of 8.
+        width: d.
         num_blocks: residual blocks of an LSTM and an MLP each.
         head_width: w of the embedding where it differs from d (adds projections), or None.
         train_embedding: whether the tied embedding goes on learning in every expert; otherwise it is frozen and

@@ -31,8 +31,6 @@ from ..errors import UserError
 
 NUM_BYTES = 256
 EPSILON = 1e-5
-# widths are multiples of this, so that loops have no remainders
-TILE = 8
 
 
 @dataclass(frozen=True)
@@ -40,9 +38,9 @@ class LstmShape:
     """Sizes of one expert, and where its parameters lie in the flat vector of T floats: role after role.
 
     Attributes:
-        width: d, a multiple of 8.
+        width: d.
         num_blocks: L >= 1.
-        head_width: w, a multiple of 8; another than d adds `project_in` and `project_out`. None for d.
+        head_width: w; another than d adds `project_in` and `project_out`. None for d.
         train_embedding: whether E is among the parameters (role `embedding`), so that each candidate brings its own.
 
     Raises:
@@ -56,8 +54,8 @@ class LstmShape:
 
     def __post_init__(self) -> None:
         for field, value in (("width", self.width), ("head_width", self.embedding_width)):
-            if value < TILE or value % TILE:
-                raise UserError(f"{field}={value}: must be a multiple of {TILE} above 0")
+            if value < 1:
+                raise UserError(f"{field}={value}: must be at least 1")
         if self.num_blocks < 1:
             raise UserError(f"num_blocks={self.num_blocks}: must be at least 1")
 

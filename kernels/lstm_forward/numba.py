@@ -5,6 +5,9 @@ what the others hold: a window's result is the same bit for bit in any batch, wi
 piece or several. A candidate's matrices are laid out once in strips of eight columns, [columns / 8][rows][8], and read
 once for two bytes: only the products with the state wait for the byte before.
 
+Widths that are no multiple of eight are padded with units of zero weights, which stay at zero and are left out of the
+norms.
+
 Legend and formulas as in `contract`; a strip is eight output units, a pair two bytes that follow each other.
 """
 
@@ -22,9 +25,11 @@ from numba.extending import intrinsic
 
 from .. import simd
 from ..compile import jit
-from .contract import EPSILON, NUM_BYTES, TILE, LstmShape, check_windows
+from .contract import EPSILON, NUM_BYTES, LstmShape, check_windows
 
 LANES = simd.LANES
+# widths are multiples of this in the loops, so that they have no remainders
+TILE = 8
 _PAIR = 2
 _VECTOR = ir.VectorType(ir.FloatType(), LANES)
 _EPSILON = np.float32(EPSILON)
@@ -48,7 +53,7 @@ _ROOT_HALF = np.float32(np.sqrt(0.5))
 # sizes, floats of a block, where its roles lie from its beginning, where the other roles lie
 _Dims = namedtuple(
     "_Dims",
-    "width head_width num_blocks has_projections train_embedding block wx wh gain1 up down gain2 "
+    "width true_width head_width num_blocks has_projections train_embedding block wx wh gain1 up down gain2 "
     "gain project_in project_out embedding",
 )
 # scratch of one call: `packed` weights, and of a pair of bytes [2][units][16] the head's input and output, the
@@ -58,16 +63,47 @@ _Work = namedtuple("_Work", "packed thin stream normed wide logits h c")
 State = tuple[np.ndarray, np.ndarray]
 
 
-def _dims_of(shape: LstmShape) -> _Dims:
-    at = shape.offsets
-    end = shape.num_parameters
+def _up(width: int) -> int:
+    return -(-width // TILE) * TILE
+
+
+def _padded_shape(shape: LstmShape) -> LstmShape:
+    """The shape that the loops see."""
+    width, head_width = _up(shape.width), None
+    if shape.has_projections:
+        head_width = _up(shape.embedding_width)
+        # the projections stay where rounding up makes both widths the same
+        width += TILE * (width == head_width)
+    return LstmShape(width, shape.num_blocks, head_width, shape.train_embedding)
+
+
+def _padded(shape: LstmShape, loops: LstmShape, candidates: np.ndarray) -> np.ndarray:
+    """Candidates [K, T] with zeros for the units that a shape does not have."""
+    if loops == shape:
+        return np.ascontiguousarray(candidates)
+    out = np.zeros((len(candidates), loops.num_parameters), np.float32)
+    targets = loops.views(out)
+    for role, view in shape.views(candidates).items():
+        target = targets[role]
+        if role.endswith((".wx", ".wh")):
+            # four gates side by side
+            view = view.reshape(*view.shape[:-1], 4, shape.width)
+            target = target.reshape(*target.shape[:-1], 4, loops.width)
+        target[tuple(slice(size) for size in view.shape)] = view
+    return out
+
+
+def _dims_of(loops: LstmShape, shape: LstmShape) -> _Dims:
+    at = loops.offsets
+    end = loops.num_parameters
     return _Dims(
-        width=shape.width,
-        head_width=shape.embedding_width,
-        num_blocks=shape.num_blocks,
-        has_projections=shape.has_projections,
-        train_embedding=shape.train_embedding,
-        block=at["gain"] // shape.num_blocks,
+        width=loops.width,
+        true_width=shape.width,
+        head_width=loops.embedding_width,
+        num_blocks=loops.num_blocks,
+        has_projections=loops.has_projections,
+        train_embedding=loops.train_embedding,
+        block=at["gain"] // loops.num_blocks,
         wx=at["block0.wx"],
         wh=at["block0.wh"],
         gain1=at["block0.gain1"],
@@ -274,10 +310,14 @@ def _add_times(packed, at, rows, columns, x, x_at, out, out_at):
 
 
 @jit
-def _normalise(x, d, gains, gains_at, out):
-    """out[2][d][16] = norm(x) gain; sums run over the units u = 0, 4, ..., then 1, 5, ... and so on."""
+def _normalise(x, d, true_d, gains, gains_at, out):
+    """out[2][d][16] = norm(x) gain; sums run over the units u = 0, 4, ..., then 1, 5, ... and so on.
+
+    The d - true_d last units are zero and do not count.
+    """
     zero = simd.splat(_ZERO)
-    share = simd.splat(_ONE / np.float32(d))
+    share = simd.splat(_ONE / np.float32(true_d))
+    spare = simd.splat(np.float32(true_d - d))
     for step in range(_PAIR):
         base = step * d * LANES
         s0 = s1 = s2 = s3 = zero
@@ -297,7 +337,10 @@ def _normalise(x, d, gains, gains_at, out):
             s1 = simd.fma(v1, v1, s1)
             s2 = simd.fma(v2, v2, s2)
             s3 = simd.fma(v3, v3, s3)
-        variance = simd.mul(simd.add(simd.add(s0, s1), simd.add(s2, s3)), share)
+        total = simd.add(simd.add(s0, s1), simd.add(s2, s3))
+        if true_d != d:
+            total = simd.fma(simd.mul(mean, mean), spare, total)
+        variance = simd.mul(total, share)
         scale = simd.div(simd.splat(_ONE), simd.sqrt(simd.add(variance, simd.splat(_EPSILON))))
         for k in range(d):
             at = base + k * LANES
@@ -491,7 +534,7 @@ def _read_inputs(text, positions, t, from_nothing, table, table_at, w, out):
 @jit
 def _advance(dims, work, steps):
     """From the embeddings of a pair of bytes in `thin` to their logits; the state moves by `steps` of them."""
-    d, w = dims.width, dims.head_width
+    d, true_d, w = dims.width, dims.true_width, dims.head_width
     packed, wide, stream, normed = work.packed, work.wide, work.stream, work.normed
     if dims.has_projections:
         _times_pair(packed, dims.project_in, w, d, work.thin, stream, False)
@@ -501,17 +544,17 @@ def _advance(dims, work, steps):
     for block in range(dims.num_blocks):
         base = block * dims.block
         state_at = block * d * LANES
-        _normalise(stream, d, packed, base + dims.gain1, normed)
+        _normalise(stream, d, true_d, packed, base + dims.gain1, normed)
         _times_pair(packed, base + dims.wx, d, 4 * d, normed, wide, False)
         for step in range(steps):
             gates_at = step * 4 * d * LANES
             _add_times(packed, base + dims.wh, d, 4 * d, work.h, state_at, wide, gates_at)
             _cell(wide, gates_at, d, work.h, work.c, state_at, stream, step * d * LANES)
-        _normalise(stream, d, packed, base + dims.gain2, normed)
+        _normalise(stream, d, true_d, packed, base + dims.gain2, normed)
         _times_pair(packed, base + dims.up, d, 4 * d, normed, wide, False)
         _gelu(wide, _PAIR * 4 * d * LANES)
         _times_pair(packed, base + dims.down, 4 * d, d, wide, stream, True)
-    _normalise(stream, d, packed, dims.gain, normed)
+    _normalise(stream, d, true_d, packed, dims.gain, normed)
     if dims.has_projections:
         _times_pair(packed, dims.project_out, d, w, normed, work.thin, False)
         _times_pair(packed, dims.embedding, w, NUM_BYTES, work.thin, work.logits, False)
@@ -581,14 +624,17 @@ def _call(shape: LstmShape, candidates, embedding, text, starts, length: int, fr
     check_windows(shape, embedding, text, starts, length, not from_nothing)
     assert candidates.dtype == np.float32, f"expected float32 weights, got {candidates.dtype}"
     assert candidates.shape[1] == shape.num_parameters, f"expected {shape.num_parameters} parameters a candidate"
-    dims = _dims_of(shape)
+    loops = _padded_shape(shape)
+    dims = _dims_of(loops, shape)
     losses = np.zeros((len(candidates), len(starts)))
-    table = np.zeros(1, np.float32) if shape.train_embedding else np.ascontiguousarray(embedding, np.float32).ravel()
+    table = np.zeros((1, 1), np.float32) if shape.train_embedding else np.asarray(embedding, np.float32)
+    if not shape.train_embedding and loops != shape:
+        table = np.pad(table, ((0, 0), (0, loops.embedding_width - shape.embedding_width)))
     _forward(
         dims,
-        _work_of(shape, dims),
-        np.ascontiguousarray(candidates),
-        table,
+        _work_of(loops, dims),
+        _padded(shape, loops, candidates),
+        np.ascontiguousarray(table).ravel(),
         # a memory-mapped array is another type to Numba
         np.ascontiguousarray(np.asarray(text)),
         np.ascontiguousarray(starts, np.int64),
@@ -631,13 +677,16 @@ def window_log_proba(
         UserError: see `check_windows`.
     """
     size = (shape.num_blocks, len(starts), shape.width)
-    if state is None:
-        h, c = np.zeros(size, np.float32), np.zeros(size, np.float32)
-    else:
-        h, c = (np.array(part, np.float32, order="C") for part in state)
-        assert h.shape == c.shape == size, f"expected a state of shape {size}, got {h.shape} and {c.shape}"
+    width = _padded_shape(shape).width
+    h, c = np.zeros((2, *size[:2], width), np.float32)
+    if state is not None:
+        for own, part in zip((h, c), state, strict=True):
+            assert part.shape == size, f"expected a state of shape {size}, got {part.shape}"
+            own[..., : shape.width] = part
     log_proba = np.zeros((len(starts), length), np.float32)
     _call(shape, weights_flat[None], embedding, text, starts, length, state is None, h, c, log_proba)
+    if width != shape.width:
+        h, c = (np.ascontiguousarray(part[..., : shape.width]) for part in (h, c))
     return log_proba, (h, c)
 
 

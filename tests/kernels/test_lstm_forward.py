@@ -17,6 +17,11 @@ SHAPES = [
     LstmShape(32, head_width=16),
     LstmShape(8, head_width=24, train_embedding=True),
     LstmShape(16, train_embedding=True),
+    # widths that the loops round up: alone, with projections, and where both round up to the same
+    LstmShape(5, num_blocks=1),
+    LstmShape(12, train_embedding=True),
+    LstmShape(13, head_width=20),
+    LstmShape(12, head_width=16),
 ]
 EVERY_SHAPE = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
@@ -228,9 +233,8 @@ def test_gain_mask(shape):
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"width": 12}, "width=12: must be a multiple of 8"),
-        ({"width": 0}, "width=0: must be a multiple of 8"),
-        ({"width": 16, "head_width": 20}, "head_width=20: must be a multiple of 8"),
+        ({"width": 0}, "width=0: must be at least 1"),
+        ({"width": 16, "head_width": -1}, "head_width=-1: must be at least 1"),
         ({"width": 16, "num_blocks": 0}, "num_blocks=0: must be at least 1"),
     ],
 )
