@@ -218,6 +218,8 @@ class OptimizerConfig:
         clip_norm: largest norm of an expert's gradient; 0 for no limit.
         weight_decay: decoupled decay of the weight matrices, as a factor of the learning rate.
         anchored: decay towards the seed expert instead of towards zero.
+        coupled: the decay is part of the gradient, before moments and scaling, as in Adam with an L2 penalty, instead
+            of a factor of the rate (families with a general loop only).
         patience: looks without improvement before a plateau is called.
     """
 
@@ -232,6 +234,7 @@ class OptimizerConfig:
     weight_decay: float = 0.001
     anchored: bool = False
     patience: int = 3
+    coupled: bool = False
 
     def __post_init__(self) -> None:
         _known("optimizer.name", self.name, OPTIMIZERS)
@@ -241,7 +244,7 @@ class OptimizerConfig:
         for field in ("clip_norm", "weight_decay"):
             if not 0 <= getattr(self, field) < float("inf"):
                 raise UserError(f"optimizer.{field}={getattr(self, field)}: must be a finite number, 0 or more")
-        if self.learning_rate * self.weight_decay > 1:
+        if not self.coupled and self.learning_rate * self.weight_decay > 1:
             raise UserError(
                 f"optimizer.weight_decay={self.weight_decay}: times optimizer.learning_rate={self.learning_rate} "
                 "it must not exceed 1"

@@ -249,6 +249,7 @@ def read(config: DictConfig) -> Settings:
         name=str(config.optimizer.name),
         schedule=str(config.optimizer.schedule),
         anchored=number(config, "optimizer.anchored", bool),
+        coupled=number(config, "optimizer.coupled", bool),
         patience=number(config, "optimizer.patience", int),
         **{
             field: number(config, f"optimizer.{field}", float)

@@ -256,7 +256,10 @@ class GeneralSpec:
         rate = float(self.rates[step]) * float(state.rate_scale[e])
         if config.weight_decay:
             centre = self.seed_expert if config.anchored and self.seed_expert is not None else 0
-            weights -= np.float32(rate * config.weight_decay) * (weights - centre)
+            if config.coupled:
+                gradient = gradient + np.float32(config.weight_decay) * (weights - centre)
+            else:
+                weights -= np.float32(rate * config.weight_decay) * (weights - centre)
         first = state.first_moment[e] if state.first_moment.shape[1] else weights
         second = state.second_moment[e] if state.second_moment.shape[1] else weights
         following = _Following(self.optimizer, config.beta1, config.beta2, config.epsilon)

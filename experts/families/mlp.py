@@ -298,6 +298,11 @@ def _check_fit(
                 f"estimator.rank={estimator.rank}: above {sides[tightest]}, the smaller side of a layer "
                 f"({tightest}); use at most that"
             )
+    if optimizer.coupled:
+        raise UserError(
+            f"optimizer.coupled=true: the resident loop of expert.family={expert.family} decays apart from the "
+            "gradient; leave it false, or use expert=lstm or module"
+        )
     if optimizer.schedule == "plateau":
         raise UserError(
             f"optimizer.schedule=plateau: the resident loop of expert.family={expert.family} has its rates fixed "
