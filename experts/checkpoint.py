@@ -1,7 +1,7 @@
 """Checkpoints inside a group: two slots, written alternately, so that one is whole at every moment.
 
 A slot holds weights, moments and counts as safetensors; the group's marker (state `running`) names the slot, its
-step and its digest, and is renamed into place after the slot is on disk.
+step and its digest, holds the diagnostics so far, and is renamed into place after the slot is on disk.
 """
 
 from __future__ import annotations
@@ -40,7 +40,13 @@ def save_checkpoint(directory: str | os.PathLike[str], group: int, slot: int, pr
     commit(
         directory,
         group,
-        {"state": "running", "step": progress.step, "slot": slot, "digests": {name: file_digest(path)}},
+        {
+            "state": "running",
+            "step": progress.step,
+            "slot": slot,
+            "digests": {name: file_digest(path)},
+            "diagnostics": progress.diagnostics,
+        },
     )
 
 
@@ -57,8 +63,17 @@ def load_checkpoint(directory: str | os.PathLike[str], group: int) -> tuple[Grou
     arrays = load(path.read_bytes())
     state = GroupState(**{field: arrays[field] for field in _STATE_FIELDS})
     fixed = {name.removeprefix("fixed."): values for name, values in arrays.items() if name.startswith("fixed.")}
-    rest = {field: arrays[field] for field in _PROGRESS_FIELDS}
-    return GroupProgress(step=int(marker["step"]), state=state, fixed=fixed, **rest), slot
+    progress = GroupProgress(
+        step=int(marker["step"]),
+        state=state,
+        fixed=fixed,
+        seconds=arrays["seconds"],
+        best=arrays["best"],
+        best_loss=arrays["best_loss"],
+        best_step=arrays["best_step"],
+        diagnostics=list(marker.get("diagnostics", [])),
+    )
+    return progress, slot
 
 
 def remove_checkpoints(directory: str | os.PathLike[str], group: int) -> None:

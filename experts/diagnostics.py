@@ -75,7 +75,7 @@ def diagnose(
         "step": int(step),
         "cosine": float(cosine),
         "relative_variance": float(spread / length**2),
-        "theory": theory(shape, recipe, weights, batch, len(exact), length),
+        "theory": theory(shape, recipe, weights, batch, len(exact), float(length)),
         "parameters": len(exact),
         "difference": _difference(shape, recipe, weights, batch, roles, step, expert),
     }

@@ -45,7 +45,7 @@ class GroupProgress:
         best: float32 [G, T] weights with the lowest loss on the slice held back, or [G, 0] where none is.
         best_loss: float64 [G].
         best_step: int64 [G], steps done then.
-        diagnostics: what was found of the estimates; not kept across checkpoints.
+        diagnostics: what was found of the estimates.
     """
 
     step: int

@@ -12,7 +12,7 @@ from ..kernels.files import write_json_atomic
 from ..kernels.mlp_resident.contract import MEMORY_FEATURES
 from ..kernels.ngram_memory.numba import DEPTH
 from ..router.memory.memory import CorpusMemory, fit_memory
-from ..router.sources import TextCorpus
+from ..router.sources import Corpus, TextCorpus
 from .progress import say
 from .rundir import read_json
 
@@ -68,7 +68,8 @@ def open_rows(run: Path) -> np.ndarray | None:
     return np.memmap(path, np.int8, "r", shape=tuple(known["shape"]))
 
 
-def open_for_training(run: Path, corpus: TextCorpus) -> np.ndarray | CorpusMemory:
+def open_for_training(run: Path, corpus: Corpus) -> np.ndarray | CorpusMemory:
     """The stored rows, or what computes them."""
+    assert isinstance(corpus, TextCorpus)
     rows = open_rows(run)
     return CorpusMemory.load(run / "memory", corpus) if rows is None else rows

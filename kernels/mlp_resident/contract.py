@@ -317,12 +317,12 @@ class Inputs:
         """The inputs at positions int [n] of a text with computed memory as n rows of a matrix, in that order."""
         assert self.text is not None
         assert self.embedding is not None
-        assert self.memory_is_computed
+        assert self.memory is not None
+        assert not isinstance(self.memory, np.ndarray)
         positions = np.asarray(positions, np.int64)
         before = self.text[positions[:, None] - 1 - np.arange(self.context)]
         features = self.embedding[before].reshape(len(positions), self.num_features)
-        memory = self.memory.rows(positions)  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
-        return Inputs(x=features, y=self.text[positions].astype(np.int32), memory=memory)
+        return Inputs(x=features, y=self.text[positions].astype(np.int32), memory=self.memory.rows(positions))
 
     @property
     def num_features(self) -> int:

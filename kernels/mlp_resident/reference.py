@@ -75,6 +75,7 @@ def gather(inputs: Inputs, positions: np.ndarray, dtype: np.dtype) -> Batch:
     """The inputs at `positions`."""
     memory = None
     if inputs.memory is not None:
+        assert isinstance(inputs.memory, np.ndarray)
         memory = inputs.memory[positions].astype(dtype) * dtype.type(MEMORY_UNIT)
     if inputs.text is None:
         assert inputs.x is not None

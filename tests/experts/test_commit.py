@@ -72,7 +72,7 @@ def test_what_is_committed_is_what_was_trained(tmp_path, problem):
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 def test_a_checkpoint_continues_bit_for_bit(tmp_path, problem, monkeypatch, optimizer):
-    spec = make_spec(problem[-1], optimizer)
+    spec = make_spec(problem[-1], optimizer, diagnose_every=2)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     whole.mkdir()
     broken.mkdir()
@@ -97,6 +97,12 @@ def test_a_checkpoint_continues_bit_for_bit(tmp_path, problem, monkeypatch, opti
     for role, values in bank.read_group(1, 4).items():
         np.testing.assert_array_equal(values, expected[role])
     assert sorted(path.name for path in (broken / "groups").iterdir()) == ["1.json"]
+    looks, unbroken = (
+        sorted(read_marker(place, 1)["diagnostics"], key=lambda look: (look["expert"], look["step"]))
+        for place in (broken, whole)
+    )
+    assert {look["step"] for look in unbroken} == {2, 4, 6, 8, 10}
+    assert looks == unbroken
 
 
 def test_a_damaged_checkpoint_is_not_believed(tmp_path, problem, monkeypatch):
