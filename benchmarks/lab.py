@@ -5,30 +5,24 @@ Settings are those of tenk at a fraction of the text and of the experts: the sam
 
 from __future__ import annotations
 
-import dataclasses
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 from colonnade.ensemble import mixing as mix
-from colonnade.ensemble.api import MemoryBank
+from colonnade.ensemble.api import TEXT_CONTEXTS, train_experts
 from colonnade.ensemble.evaluation import gather
 from colonnade.ensemble.inputs import training_frequencies, training_inputs
-from colonnade.ensemble.layout import Layout
 from colonnade.ensemble.metrics import LOG2
 from colonnade.ensemble.model import EnsembleModel
 from colonnade.experts.config import EstimatorConfig, ExpertConfig, OptimizerConfig, TrainConfig
 from colonnade.experts.families.mlp import MlpSpec, build_spec
-from colonnade.experts.training import train_group, warm_up
 from colonnade.router import partition as partitions
 from colonnade.router.relay import fit_text_relay
 from colonnade.router.router import Router, RouterConfig
 from colonnade.router.sources import CALIBRATION, HELDOUT, TRAIN, SourceConfig, load_source
 from colonnade.router.strategies import AreaConfig
 
-GROUP = 128
 PACE_STEPS = 40
-HASH = (((1,), 0), ((1, 2), 0), ((), 1), ((2,), 0), ((1, 2, 3), 0), ((1, 3), 0), ((3,), 0), ((4,), 0))
 
 
 @dataclass(frozen=True)
@@ -74,7 +68,7 @@ class Lab:
                     seed=place,
                     word=word if strategy == "hash" else 0,
                 )
-                for place, (own, word) in enumerate([(lags, 0)] if lags else HASH[:areas])
+                for place, (own, word) in enumerate([(lags, 0)] if lags else TEXT_CONTEXTS[:areas])
             )
         )
         self.router, assigned = Router.fit(config, self.corpus, self.relay)
@@ -97,30 +91,7 @@ class Lab:
 
     def train(self, spec: MlpSpec, untrained: bool = False) -> Found:
         """Train every expert and mix; with `untrained` the count biases alone are scored."""
-        warm_up(spec, self.inputs)
-        layout = Layout(spec.shape, self.router.first_expert, GROUP, frozenset())
-        jobs = []
-        for area in range(layout.num_areas):
-            first = 0
-            for group, count in layout.groups(area):
-                jobs.append((area, first, group, count))
-                first += count
-
-        def one(job):
-            area, first, group, count = job
-            offsets, indices = self.parts[area].group(first, count)
-            ids = np.arange(first, first + count) + self.router.first_expert[area]
-            return group, train_group(spec, self.inputs, indices, offsets, ids)
-
-        with ThreadPoolExecutor(2) as pool:
-            results = dict(pool.map(one, jobs))
-        columns = [result.columns for result in results.values()]
-        failed = [
-            expert for own in columns for expert, state in zip(own["expert"], own["state"], strict=True)
-            if state != "done"
-        ]  # fmt: skip
-        layout = dataclasses.replace(layout, unusable=frozenset(failed))
-        bank = MemoryBank({group: result.weights for group, result in results.items()})
+        layout, bank, results = train_experts(spec, self.inputs, self.parts, self.router.first_expert)
         model = EnsembleModel(
             self.relay, self.router, layout, bank, mix.Mixing("tree", "logistic", np.zeros(0)), self.frequencies
         )
@@ -132,8 +103,9 @@ class Lab:
             float(mix.losses(mixing, sides[split], own.targets).mean() / LOG2)
             for split, own in ((CALIBRATION, calibration), (HELDOUT, heldout))
         ]
+        columns = [result.columns for result in results]
         seconds = sum(sum(own["seconds"]) for own in columns)
-        looks = [row for result in results.values() for row in result.diagnostics]
+        looks = [row for result in results for row in result.diagnostics]
         return Found(*losses, seconds, sum(own["state"].count("failed") for own in columns), looks)
 
     def pace(self, make) -> float:

@@ -22,8 +22,9 @@ import numpy as np
 
 from ..experts.config import EstimatorConfig, ExpertConfig, OptimizerConfig, TrainConfig
 from ..experts.families.mlp import MlpSpec, build_spec
-from ..experts.training import train_group, warm_up
+from ..experts.training import GroupResult, train_group, warm_up
 from ..kernels.errors import UserError
+from ..kernels.mlp_resident.contract import Inputs
 from ..router import partition as partitions
 from ..router.relay import Relay, fit_array_relay, fit_text_relay
 from ..router.router import Router, RouterConfig
@@ -36,7 +37,7 @@ from .layout import Layout
 from .model import EnsembleModel
 
 _GROUP_SIZE = 128
-_TEXT_CONTEXTS: tuple[tuple[tuple[int, ...], int], ...] = (
+TEXT_CONTEXTS: tuple[tuple[tuple[int, ...], int], ...] = (
     ((1,), 0),
     ((1, 2), 0),
     ((), 1),
@@ -78,9 +79,35 @@ def fit_ensemble(
     """
     router, assigned = Router.fit(areas, corpus, relay)
     parts = partitions.build(assigned, corpus.positions(TRAIN), router.first_expert)
-    inputs = training_inputs(corpus, relay)
+    layout, bank, results = train_experts(spec, training_inputs(corpus, relay), parts, router.first_expert, threads)
+    columns = [result.columns for result in results]
+    without = EnsembleModel(relay, router, layout, bank, mix.Mixing(head, pool, np.zeros(0)), spec.frequencies)
+    calibration = gather(without, corpus, (CALIBRATION,), untrained=False)[CALIBRATION]
+    mixing = mix.fit(head, pool, calibration.trained, calibration.targets)
+    return EnsembleModel(relay, router, layout, bank, mixing, spec.frequencies), columns
+
+
+def train_experts(
+    spec: MlpSpec,
+    inputs: Inputs,
+    parts: list[partitions.AreaPartition],
+    first_expert: np.ndarray,
+    threads: int | None = None,
+) -> tuple[Layout, MemoryBank, list[GroupResult]]:
+    """Train every expert of a partition in threads.
+
+    Args:
+        spec: what an expert is and how it is trained.
+        inputs: the corpus as experts see it.
+        parts: inputs of each area's experts.
+        first_expert: int64 [A + 1], global id of each area's first expert.
+        threads: None for one a core; the result does not depend on it.
+
+    Returns:
+        Where experts lie and which are unusable, their weights, and what training told of each group in order.
+    """
     warm_up(spec, inputs)
-    empty = Layout(spec.shape, router.first_expert, _GROUP_SIZE, frozenset())
+    empty = Layout(spec.shape, first_expert, _GROUP_SIZE, frozenset())
     jobs = []
     for area in range(empty.num_areas):
         first = 0
@@ -88,24 +115,23 @@ def fit_ensemble(
             jobs.append((area, first, group, count))
             first += count
 
-    def train(job: tuple[int, int, int, int]):
+    def train(job: tuple[int, int, int, int]) -> tuple[int, GroupResult]:
         area, first, group, count = job
         offsets, indices = parts[area].group(first, count)
-        ids = np.arange(first, first + count) + router.first_expert[area]
+        ids = np.arange(first, first + count) + first_expert[area]
         return group, train_group(spec, inputs, indices, offsets, ids)
 
     with ThreadPoolExecutor(threads or os.cpu_count() or 1) as workers:
-        results = dict(workers.map(train, jobs))
-    columns = [results[group].columns for group in sorted(results)]
+        found = dict(workers.map(train, jobs))
+    results = [found[group] for group in sorted(found)]
     unusable = [
-        expert for own in columns for expert, state in zip(own["expert"], own["state"], strict=True) if state != "done"
+        expert
+        for own in (result.columns for result in results)
+        for expert, state in zip(own["expert"], own["state"], strict=True)
+        if state != "done"
     ]
-    layout = Layout(spec.shape, router.first_expert, _GROUP_SIZE, frozenset(unusable))
-    bank = MemoryBank({group: result.weights for group, result in results.items()})
-    without = EnsembleModel(relay, router, layout, bank, mix.Mixing(head, pool, np.zeros(0)), spec.frequencies)
-    calibration = gather(without, corpus, (CALIBRATION,), untrained=False)[CALIBRATION]
-    mixing = mix.fit(head, pool, calibration.trained, calibration.targets)
-    return EnsembleModel(relay, router, layout, bank, mixing, spec.frequencies), columns
+    layout = Layout(spec.shape, first_expert, _GROUP_SIZE, frozenset(unusable))
+    return layout, MemoryBank({group: result.weights for group, result in found.items()}), results
 
 
 def _fitted(model: EnsembleModel | None) -> EnsembleModel:
@@ -152,8 +178,8 @@ class ByteModel:
         Raises:
             UserError: a text too short to split, or settings out of range.
         """
-        if not 1 <= self.areas <= len(_TEXT_CONTEXTS):
-            raise UserError(f"areas={self.areas}: must be between 1 and {len(_TEXT_CONTEXTS)}")
+        if not 1 <= self.areas <= len(TEXT_CONTEXTS):
+            raise UserError(f"areas={self.areas}: must be between 1 and {len(TEXT_CONTEXTS)}")
         documents = text if isinstance(text, list) else [text]
         named = [(f"document {place:09d}", _bytes(content)) for place, content in enumerate(documents)]
         corpus = split_documents("text", named, self.seed)
@@ -161,7 +187,7 @@ class ByteModel:
         areas = RouterConfig(
             tuple(
                 AreaConfig(f"area{place}", "hash", self.experts_per_area, lags=lags, word=word)
-                for place, (lags, word) in enumerate(_TEXT_CONTEXTS[: self.areas])
+                for place, (lags, word) in enumerate(TEXT_CONTEXTS[: self.areas])
             )
         )
         spec = build_spec(
