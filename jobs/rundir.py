@@ -217,13 +217,16 @@ def load_facts(run: Path) -> dict[str, Any]:
     return facts
 
 
-def merged(run: Path, config: DictConfig, may_change: tuple[str, ...] = ()) -> DictConfig:
+def merged(
+    run: Path, config: DictConfig, may_change: tuple[str, ...] = (), own: tuple[str, ...] = ()
+) -> DictConfig:
     """The run's stored config with what was asked for on the command line on top.
 
     Args:
         run: an existing run directory.
         config: as composed from the command line.
         may_change: top-level fields that the verb may change besides engine, tracking and controls.
+        own: fields that mean something else to the verb, which reads them itself; the run's stay as they are.
 
     Raises:
         UserError: an override that would change what the run is.
@@ -233,7 +236,7 @@ def merged(run: Path, config: DictConfig, may_change: tuple[str, ...] = ()) -> D
     OmegaConf.set_struct(stored, True)
     for field, value in asked_for(config):
         top = field.split(".")[0]
-        if top in _QUESTIONS:
+        if top in _QUESTIONS or field in own:
             continue
         if field == "preset":
             if value != facts.get("preset"):

@@ -38,7 +38,7 @@ def run(config: DictConfig) -> dict[str, Any]:
     seed = fields.number(config, "seed", int)
     if not 0 <= seed < 1 << 64:
         raise UserError(f"seed={seed}: must be between 0 and 2**64 - 1")
-    stored = settings_module.read(rundir.merged(run_directory, config))
+    stored = settings_module.read(rundir.merged(run_directory, config, own=("seed",)))
     if stored.family == "lstm":
         if file is None:
             raise UserError("prompt and sample: experts over windows score texts; give one with input=FILE")

@@ -55,7 +55,7 @@ def test_what_is_escaped_reads_back(text):
 @pytest.mark.parametrize(
     ("tokens", "words"),
     [
-        (["preset=foo"], "known: digits, memory, regression, smoke, soma"),
+        (["preset=foo"], "known: claim, digits, memory, regression, smoke, soma"),
         (["estimator=spsa,foo"], "estimator=foo: unknown; known: activation, agzo, backprop, delta, fzoo"),
         (["source=foo"], "known: arrays, digits, stdlib, text"),
         (["--frobnicate"], "no such flag"),

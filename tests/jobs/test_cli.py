@@ -7,7 +7,7 @@ import pytest
 
 WRONG = [
     (["trian"], "known: train, partition"),
-    (["train", "preset=foo"], "known: digits, memory, regression, smoke, soma"),
+    (["train", "preset=foo"], "known: claim, digits, memory, regression, smoke, soma"),
     (["train", "train.stepz=3"], "did you mean train.steps?"),
     (["train", "--frobnicate"], "no such flag"),
     (["train", "train.steps=[1,"], "not understood"),
@@ -46,7 +46,7 @@ def test_help_and_version(cli):
     assert cli("--version").out.strip()
     result = cli("train", "--help")
     assert result.code == 0
-    assert "preset: digits, memory, regression, smoke, soma" in result.out
+    assert "preset: claim, digits, memory, regression, smoke, soma" in result.out
 
 
 def test_cfg_job_prints_the_config_and_writes_nothing(cli):

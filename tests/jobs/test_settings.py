@@ -12,13 +12,29 @@ def composed(*overrides):
         return compose("config", overrides=list(overrides))
 
 
-@pytest.mark.parametrize("group", argv.GROUPS)
-def test_every_yaml_composes_and_is_read(group):
-    for option in argv.options(group):
-        extra = ["router.experts_per_area=3"]
-        if group == "ensemble" and option in ("linear", "log"):
-            extra.append("expert.head=softmax")
-        settings = read(composed(f"{group}={option}", *extra))
+# what some options cannot be read without
+WINDOWS = ("router=windows", "expert=lstm", "estimator=soma", "ensemble=mean_proba", "baselines=false", "controls=[]")
+COMPANIONS = {
+    "router=windows": WINDOWS,
+    "expert=lstm": WINDOWS,
+    "ensemble=mean_proba": WINDOWS,
+    "ensemble=linear": ("expert.head=softmax",),
+    "ensemble=log": ("expert.head=softmax",),
+    "expert=integer": ("estimator.perturbation_size=1", "controls=[]"),
+    "expert=module": ("preset=digits", "expert.module=mine:net", "estimator=spsa"),
+    "estimator=soma": WINDOWS,
+    "estimator=soma_paper": WINDOWS,
+}
+
+
+@pytest.mark.parametrize("choice", [f"{group}={option}" for group in argv.GROUPS for option in argv.options(group)])
+def test_every_yaml_composes_and_is_read(choice):
+    companions = [extra for extra in COMPANIONS.get(choice, ()) if extra.split("=")[0] != choice.split("=")[0]]
+    settings = read(composed(choice, *companions, "router.experts_per_area=3"))
+    if settings.family == "lstm":
+        assert settings.windows().experts == 3
+        assert settings.lstm().width >= 1
+    else:
         assert settings.router().areas
 
 
@@ -26,7 +42,7 @@ def test_presets_are_what_the_readme_says():
     tenk = read(composed("preset=tenk"))
     assert sum(area.experts for area in tenk.router().areas) >= 10_240
     assert len(tenk.router().areas) == 8
-    assert tenk.train.steps >= 500
+    assert tenk.train.steps == 300
     assert tenk.train.batch == 64
     assert tenk.expert(256).num_outputs == 256
 
@@ -62,7 +78,7 @@ def test_experts_are_shared_out():
         (["optimizer.learning_rate=fast"], "must be a number"),
         (["optimizer.learning_rate=.nan"], "optimizer.learning_rate"),
         (["estimator.name=newton"], "known: activation, agzo, backprop, delta, fzoo"),
-        (["expert.head=forest"], "known: softmax, tree"),
+        (["expert.head=forest"], "known: regression, softmax, tree"),
         (["expert.family=cnn"], "known: mlp"),
         (["ensemble=linear"], "not for expert.head=tree"),
         (["engine.workers=0"], "engine.workers=0"),
@@ -74,3 +90,25 @@ def test_experts_are_shared_out():
 def test_values_out_of_range_are_named(overrides, words):
     with pytest.raises(UserError, match=words):
         read(composed(*overrides))
+
+
+def test_the_published_recipe_and_its_wide_controls():
+    own = read(composed("preset=soma_paper"))
+    assert own.windows().experts == 256
+    assert own.windows().top_k == 4
+    assert (own.windows().length, own.windows().prefix) == (1024, 256)
+    assert own.lstm().width == 32
+    assert own.estimator.density == 0.5
+    assert not own.estimator.rescale
+    assert own.estimator.num_perturbations == 64
+    assert own.optimizer.schedule == "plateau"
+    assert own.seed_rate == own.head_rate == 0.0025
+    for experts, width in ((1, 509), (2, 361), (8, 181)):
+        wide = read(composed("preset=soma_paper", f"router.experts={experts}", f"expert.width={width}",
+                             "expert.head_width=32", "expert.train_embedding=true", "optimizer.weight_decay=1e-4",
+                             "optimizer.coupled=true"))  # fmt: skip
+        assert wide.windows().experts == experts
+        assert wide.lstm().width == width
+        assert wide.optimizer.coupled
+    with pytest.raises(UserError, match="optimizer.coupled=true: "):
+        read(composed("optimizer.coupled=true"))
