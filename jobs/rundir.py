@@ -217,9 +217,7 @@ def load_facts(run: Path) -> dict[str, Any]:
     return facts
 
 
-def merged(
-    run: Path, config: DictConfig, may_change: tuple[str, ...] = (), own: tuple[str, ...] = ()
-) -> DictConfig:
+def merged(run: Path, config: DictConfig, may_change: tuple[str, ...] = (), own: tuple[str, ...] = ()) -> DictConfig:
     """The run's stored config with what was asked for on the command line on top.
 
     Args:

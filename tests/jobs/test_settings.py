@@ -110,5 +110,5 @@ def test_the_published_recipe_and_its_wide_controls():
         assert wide.windows().experts == experts
         assert wide.lstm().width == width
         assert wide.optimizer.coupled
-    with pytest.raises(UserError, match="optimizer.coupled=true: "):
+    with pytest.raises(UserError, match=r"optimizer\.coupled=true: "):
         read(composed("optimizer.coupled=true"))
