@@ -27,6 +27,7 @@ from pathlib import Path
 
 from colonnade.experts.config import EstimatorConfig, ExpertConfig, OptimizerConfig, TrainConfig, level
 from colonnade.experts.costs import multiply_adds
+from colonnade.router.sources import TRAIN
 
 # python -P leaves the script's own folder out
 sys.path.insert(0, str(Path(__file__).parent))
@@ -122,10 +123,12 @@ def seconds(bench: Bench, table: Table, seed: int) -> None:
               CPU_s=bp.cpu_seconds, ratio=1.0)  # fmt: skip
 
 
-def _against_backprop(table: Table, case: object, lab: Lab, steps: int, expert: ExpertConfig | None = None) -> None:
+def _against_backprop(
+    table: Table, case: object, lab: Lab, steps: int, expert: ExpertConfig | None = None, **values: float
+) -> None:
     _, zo = tuned(lab, ZO, steps, expert)
     _, bp = tuned(lab, BACKPROP, steps, expert)
-    table.add(case, ZO=zo.heldout, backprop=bp.heldout, ratio=zo.heldout / bp.heldout)
+    table.add(case, **values, ZO=zo.heldout, backprop=bp.heldout, ratio=zo.heldout / bp.heldout)
 
 
 def ratio(bench: Bench, table: Table, seed: int) -> None:
@@ -136,9 +139,7 @@ def ratio(bench: Bench, table: Table, seed: int) -> None:
 def inputs(bench: Bench, table: Table, seed: int) -> None:
     for experts in (4096, 1024, 256, 64, 16, 4):
         lab = bench.lab(seed, experts, 1)
-        # the same case for every split: their sizes differ by a few per cent
-        nominal = float(f"{lab.corpus.count(0) / experts:.1g}")
-        _against_backprop(table, f"{nominal:.0f}", lab, bench.steps)
+        _against_backprop(table, experts, lab, bench.steps, inputs_each=lab.corpus.count(TRAIN) / experts)
 
 
 def width(bench: Bench, table: Table, seed: int) -> None:
@@ -239,7 +240,7 @@ EXPERIMENTS = {
     "estimators": (estimators, "estimator", {"held_out": 4, "Mmadd_a_step": 2, "steps": 0, "rate": 3, "CPU_s": 0}),
     "seconds": (seconds, "estimator", {"held_out": 4, "ratio": 4, "steps": 0, "CPU_s": 1}),
     "ratio": (ratio, "experts in all", AGAINST),
-    "inputs": (inputs, "inputs an expert", AGAINST),
+    "inputs": (inputs, "experts in one area", {"inputs_each": 0, **AGAINST}),
     "width": (width, "hidden units, P = 16", AGAINST),
     "integer": (integer, "experts", {"held_out": 4, "percent_of_the_way": 0}),
     "controls": (controls, "case", {"held_out": 4, "CPU_s": 1}),

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-LABEL = 38
 CELL = 18
 
 
@@ -55,47 +54,58 @@ class Table:
         if not own:
             return ""
         places = self.decimals[column]
-        spread = f" ± {np.std(own, ddof=1):.{places}f}" if len(own) > 1 and places else ""
+        spread = f" ± {np.std(own, ddof=1):.{places}f}" if places and np.ptp(own) > 0 else ""
         return f"{np.mean(own):,.{places}f}{spread}"
 
     def __str__(self) -> str:
-        lines = [f"{self.label:<{LABEL}}" + "".join(f"{column.replace('_', ' '):>{CELL}}" for column in self.decimals)]
+        width = max(38, 2 + max(map(len, self.rows), default=0))
+        lines = [f"{self.label:<{width}}" + "".join(f"{column.replace('_', ' '):>{CELL}}" for column in self.decimals)]
         for case in self.rows:
             cells = "".join(f"{self.cell(case, column):>{CELL}}" for column in self.decimals)
-            lines.append(f"{case:<{LABEL}}{cells}   {self.told[case]}".rstrip())
+            lines.append(f"{case:<{width}}{cells}   {self.told[case]}".rstrip())
         return "\n".join(lines)
 
     def draw(self, path: str, columns: tuple[str, ...], title: str) -> None:
-        """Save a figure: lines over cases that are numbers, else bars of the first column."""
+        """Save a figure: means with every split's value behind them, over cases that are numbers, else a case a row."""
         import matplotlib
 
         matplotlib.use("Agg")
         from matplotlib import pyplot
 
         cases = list(self.rows)
-        numeric = all(case.replace(",", "").isdigit() for case in cases)
-        figure, axes = pyplot.subplots(figsize=(7, 4 if numeric else 0.8 + 0.3 * len(cases)), layout="constrained")
+        numeric = all(case.isdigit() for case in cases)
+        figure, axes = pyplot.subplots(figsize=(7, 4 if numeric else 1 + 0.3 * len(cases)), layout="constrained")
+        for column, color, marker in zip(columns, ("tab:blue", "tab:orange", "tab:green"), "osD", strict=False):
+            known = [case for case in cases if self.mean(case, column) is not None]
+            places = [int(case) if numeric else cases.index(case) for case in known]
+            means = [self.mean(case, column) for case in known]
+            points = [
+                (place, values[column])
+                for place, case in zip(places, known, strict=True)
+                for values in self.rows[case]
+                if column in values
+            ]
+            at, values = zip(*points, strict=True)
+            label = column.replace("_", " ")
+            if numeric:
+                axes.plot(places, means, marker=marker, color=color, label=label)
+                axes.scatter(at, values, marker=marker, color=color, alpha=0.25, linewidths=0)
+            else:
+                axes.scatter(means, places, marker=marker, color=color, label=label)
+                axes.scatter(values, at, marker=marker, color=color, alpha=0.25, linewidths=0)
         if numeric:
-            for column, marker in zip(columns, "osD^v", strict=False):
-                known = [case for case in cases if self.mean(case, column) is not None]
-                at = [float(case.replace(",", "")) for case in known]
-                values = [[own[column] for own in self.rows[case]] for case in known]
-                spread = [np.std(own, ddof=1) if len(own) > 1 else 0 for own in values]
-                means = [np.mean(own) for own in values]
-                axes.errorbar(at, means, spread, marker=marker, capsize=3, label=column.replace("_", " "))
             axes.set_xscale("log")
+            axes.set_xticks([int(case) for case in cases], cases)
+            axes.minorticks_off()
             axes.set(xlabel=self.label, ylabel="held out, bits/byte")
-            axes.grid(alpha=0.3)
-            axes.legend(frameon=False)
         else:
-            means = [self.mean(case, columns[0]) for case in cases]
-            axes.barh(cases[::-1], means[::-1], color="tab:blue", height=0.6)
-            low, high = min(means), max(means)
-            axes.set_xlim(low - 0.3 * (high - low), high + 0.12 * (high - low))
-            for place, value in enumerate(means[::-1]):
-                axes.text(value, place, f" {value:.3f}", va="center", fontsize=8)
-            axes.set_xlabel("held out, bits/byte (axis does not start at 0)")
+            axes.set_yticks(range(len(cases)), cases)
+            axes.invert_yaxis()
+            axes.set_xlabel("held out, bits/byte")
+        if len(columns) > 1:
+            axes.legend(frameon=False)
+        axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_title(title, fontsize=10)
-        figure.savefig(path, dpi=150)
+        figure.savefig(path, dpi=120)
         pyplot.close(figure)
