@@ -17,7 +17,7 @@ from colonnade.kernels.mlp_resident import contract as codes
 from colonnade.kernels.mlp_resident import numba as loop
 from colonnade.kernels.mlp_resident.layers import data_of, dims_of, read_only
 
-_batch_loss, _factored_loss = loop._batch_loss, loop._factored_loss
+_batch_loss, _factored_losses = loop._batch_loss, loop._factored_losses
 _spread_factors = loop._spread_factors
 _draw_factors, _expand_factors, _draw_batch, _work = (
     loop._draw_factors, loop._expand_factors, loop._draw_batch, loop._work)  # fmt: skip
@@ -43,8 +43,7 @@ def probes(theta, data, dims, rule, indices, losses, formed):
                 losses[j, side] = _batch_loss(trial, dims, data, rule, work)
         else:
             _spread_factors(dims, rule.rank, rule.batch, x, factors, product, work.factored.columns)
-            losses[j, 0] = _factored_loss(theta, dims, data, rule, work, rule.size)
-            losses[j, 1] = _factored_loss(theta, dims, data, rule, work, -rule.size)
+            losses[j, 0], losses[j, 1] = _factored_losses(theta, dims, data, rule, work, 2)
 
 
 def batched(options: argparse.Namespace, parameters: int) -> None:

@@ -207,6 +207,14 @@ def routing(bench: Bench, table: Table, seed: int) -> None:
         return TrainConfig(steps=steps, hold_back=0.1)
 
     budget, rows = None, {}
+
+    def at_equal_seconds(lab: Lab, spec) -> Found:
+        # a whole training, not a short one: looks at what is held back cost the same however many steps there are
+        steps = bench.steps
+        for _ in range(2):
+            steps = max(round(steps * budget / lab.train(spec(steps)).cpu_seconds), 1)
+        return lab.train(spec(steps))
+
     for strategy in ("hash", "kmeans", "random"):
         lab = bench.lab(seed, strategy=strategy)
         rows[f"{strategy}, counts"] = lab.train(lab.spec(train=TrainConfig(steps=1)), untrained=True)
@@ -220,16 +228,18 @@ def routing(bench: Bench, table: Table, seed: int) -> None:
             def spec(steps: int, lab=lab, expert=expert, estimator=estimator):
                 return lab.spec(expert, estimator, train=train(steps))
 
-            steps = bench.steps if budget is None else max(round(budget / lab.pace(spec)), 1)
-            rows[f"{strategy}, {name}"] = lab.train(spec(steps))
-            budget = budget or rows[f"{strategy}, {name}"].cpu_seconds
+            if budget is None:
+                rows[f"{strategy}, {name}"] = lab.train(spec(bench.steps))
+                budget = rows[f"{strategy}, {name}"].cpu_seconds
+            else:
+                rows[f"{strategy}, {name}"] = at_equal_seconds(lab, spec)
     single = bench.lab(seed, 1, 1)
     for hidden in (128, 512):
 
         def dense(steps: int, hidden=hidden):
             return single.spec(ExpertConfig(hidden=hidden), BACKPROP, adam(0.003), train(steps))
 
-        rows[f"one dense MLP, {hidden} hidden"] = single.train(dense(max(round(budget / single.pace(dense)), 1)))
+        rows[f"one dense MLP, {hidden} hidden"] = at_equal_seconds(single, dense)
     for case, found in rows.items():
         gain = found.heldout - rows["hash, activation"].heldout
         table.add(case, held_out=found.heldout, to_hash_activation=gain, CPU_s=found.cpu_seconds)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-CELL = 18
+CELL = 20
 
 
 def machine() -> str:

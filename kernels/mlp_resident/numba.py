@@ -120,7 +120,7 @@ def _work(dims, rule):
         np.zeros(dims.features * rank, np.float32),
         np.zeros(dims.hidden * rank, np.float32),
         np.zeros(padded_batch * rank, np.float32),
-        np.zeros(rank * (2 * dims.hidden + dims.features + LANES), np.float32),
+        np.zeros(rank * (2 * dims.hidden + dims.features + LANES) + dims.hidden, np.float32),
     )
     sign_count = blocks * words * LANES if probing else 0
     halves = np.ones(LANES, np.float32)
@@ -286,94 +286,91 @@ def _batch_loss(theta, dims, data, rule, work):
 
 
 @jit
-def _factored_loss(theta, dims, data, rule, work, reach):
-    """Mean loss with W + reach * A B^T / sqrt(r) and vectors + reach * z, never forming the product.
+def _factored_losses(theta, dims, data, rule, work, sides):
+    """Mean losses (plus, minus) with W +- e A B^T / sqrt(r) and vectors +- e z, never forming the product; the second
+    is 0 where `sides` is 1.
 
     work.delta holds x W1 + b1, product x A1; A1 [F, r], B1 [H, r], b1, A2 [R, r], B2 [H, r], b2 and U follow one
-    another in the factors.
+    another in the factors. What both ends share is found once an example.
     """
     rank, units = rule.rank, dims.true_hidden
     depth, head, num_rows, hidden = dims.depth, dims.head, dims.num_rows, dims.hidden
-    b1_at = dims.num_features * rank
-    z1_at = b1_at + units * rank
-    a2_at = z1_at + units
-    b2_at = a2_at + dims.num_rows * rank
-    z2_at = b2_at + units * rank
+    a2_at = dims.num_features * rank + units * rank + units
+    z2_at = a2_at + dims.num_rows * rank + units * rank
     u_at = z2_at + dims.num_rows
     factors, product, columns = work.factored.factors, work.factored.product, work.factored.columns
     rows, path_signs, wanted, starts, z, a, h = (
         work.rows, work.path_signs, work.wanted, work.starts, work.logits, work.a, work.delta)  # fmt: skip
     slopes, memory_z, values, memory = work.slopes, work.memory, data.values, data.memory
     targets, positions = work.targets, work.positions
-    scale = np.float32(reach / np.sqrt(rank))
-    shift = np.float32(reach)
-    body = np.float32(1 if rule.train_body and rule.use_body else 0)
-    count = dims.depth if dims.head == HEAD_TREE else dims.num_rows
-    total = 0.0
+    bias_at = 2 * rank * hidden
+    moves_body = rule.train_body and rule.use_body
+    along_head = rule.head_rule == HEAD_SAME
+    count = dims.depth if head == HEAD_TREE else num_rows
+    plus = minus = 0.0
     for b in range(rule.batch):
         unit = b * hidden
-        if rule.use_body:
-            for i in range(units):
-                a[unit + i] = h[unit + i] + body * shift * factors[z1_at + i]
-            for r in range(rank):
-                along = body * scale * product[b * rank + r]
-                for i in range(units):
-                    a[unit + i] += along * columns[r * hidden + i]
-            _activate_one(a, unit, hidden, dims.activation)
         target_rows(targets[b], depth, head, rows, path_signs)
         if head == HEAD_REGRESSION:
             wanted_values(values, positions[b], num_rows, wanted)
         row_starts(theta, rows, dims.b2, starts)
         if dims.memory > 0:
             add_memory_logits(theta, dims.u, memory, positions[b], depth, starts)
-        if rule.use_body:
-            logits(theta, rows, rows.size, hidden, dims.w2, starts, a, unit, z)
-        else:
-            z[: rows.size] = starts[: rows.size]
-            if head == HEAD_TREE:
-                z[_PAIRS:LANES] = z[:_PAIRS]
-        if rule.head_rule == HEAD_SAME:
+        if along_head:
             for k in range(count):
-                slopes[k] = shift * factors[z2_at + rows[k]]
-            if rule.use_body:
-                for r in range(rank):
-                    along = simd.splat(np.float32(0))
-                    for i in range(0, hidden, LANES):
-                        along = simd.fma(simd.load(a, unit + i), simd.load(columns, (rank + r) * hidden + i), along)
-                    seen = simd.sum_lanes(along)
-                    for k in range(count):
-                        slopes[k] += scale * seen * factors[a2_at + rows[k] * rank + r]
+                slopes[k] = factors[z2_at + rows[k]]
             if dims.memory > 0:
                 memory_z[:] = 0
                 add_memory_logits(factors, u_at, memory, positions[b], depth, memory_z)
                 for k in range(count):
-                    slopes[k] += shift * memory_z[k]
-            for k in range(count):
-                z[k] += slopes[k]
-                if dims.head == HEAD_TREE:
-                    z[8 + k] = z[k]
-        total += _exact_loss(head, num_rows, dims.padded_rows, z, path_signs, wanted, targets[b])
-    return total / rule.batch
-
-
-@jit
-def _activate_one(a, unit, hidden, activation):
-    """Activate one example's hidden layer in place."""
-    for i in range(0, hidden, LANES):
-        if activation == SIGN:
-            simd.store(a, unit + i, simd.sign(simd.load(a, unit + i)))
-        else:
-            simd.store(a, unit + i, simd.relu(simd.load(a, unit + i)))
+                    slopes[k] += memory_z[k]
+        for side in range(sides):
+            shift = np.float32(rule.size if side == 0 else -rule.size)
+            scale = np.float32(shift / np.sqrt(rank))
+            if rule.use_body:
+                for i in range(0, hidden, LANES):
+                    moved = simd.load(h, unit + i)
+                    if moves_body:
+                        moved = simd.fma(simd.splat(shift), simd.load(columns, bias_at + i), moved)
+                        for r in range(rank):
+                            along = simd.splat(scale * product[b * rank + r])
+                            moved = simd.fma(along, simd.load(columns, r * hidden + i), moved)
+                    simd.store(a, unit + i, simd.sign(moved) if dims.activation == SIGN else simd.relu(moved))
+                logits(theta, rows, rows.size, hidden, dims.w2, starts, a, unit, z)
+            else:
+                z[: rows.size] = starts[: rows.size]
+            if along_head:
+                for k in range(count):
+                    z[k] += shift * slopes[k]
+                if rule.use_body:
+                    for r in range(rank):
+                        along = simd.splat(np.float32(0))
+                        for i in range(0, hidden, LANES):
+                            along = simd.fma(simd.load(a, unit + i), simd.load(columns, (rank + r) * hidden + i), along)
+                        seen = scale * simd.sum_lanes(along)
+                        for k in range(count):
+                            z[k] += seen * factors[a2_at + rows[k] * rank + r]
+            if head == HEAD_TREE:
+                z[_PAIRS:LANES] = z[:_PAIRS]
+            loss = _exact_loss(head, num_rows, dims.padded_rows, z, path_signs, wanted, targets[b])
+            if side == 0:
+                plus += loss
+            else:
+                minus += loss
+    return plus / rule.batch, minus / rule.batch
 
 
 @jit
 def _spread_factors(dims, rank, batch, x, factors, product, columns):
-    """product [B, r] = x A1; columns: B1^T [r, H], B2^T [r, H] and A1^T [r, F], so that inner loops run along rows."""
+    """product [B, r] = x A1; columns: B1^T [r, H], B2^T [r, H], z1 [H] and A1^T [r, F]: inner loops run along rows."""
     hidden, units = dims.hidden, dims.true_hidden
     b1_at = dims.num_features * rank
     b2_at = b1_at + units * rank + units + dims.num_rows * rank
-    a1_at = 2 * rank * hidden
+    bias_at = 2 * rank * hidden
+    a1_at = bias_at + hidden
     columns[:] = 0
+    for i in range(units):
+        columns[bias_at + i] = factors[b1_at + units * rank + i]
     for r in range(rank):
         for i in range(units):
             columns[r * hidden + i] = factors[b1_at + i * rank + r]
@@ -456,9 +453,7 @@ def _estimate_weights(theta, dims, data, rule, work, probed, step, expert, key_0
         if factored:
             _draw_factors(dims, rule, work, j, step, expert, key_0, key_1)
             _spread_factors(dims, rule.rank, rule.batch, x, factors, product, work.factored.columns)
-            work.plus[j] = _factored_loss(theta, dims, data, rule, work, rule.size)
-            if central:
-                work.minus[j] = _factored_loss(theta, dims, data, rule, work, -rule.size)
+            work.plus[j], work.minus[j] = _factored_losses(theta, dims, data, rule, work, 2 if central else 1)
             continue
         if rule.directions == SUBSPACE:
             _draw_factors(dims, rule, work, j, step, expert, key_0, key_1)

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -41,12 +42,18 @@ class Result:
         return json.loads(self.out)
 
 
+def _hear_interrupts() -> None:
+    """A test run that a shell put in the background ignores SIGINT, and its children would."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class CommandLine:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def start(self, *arguments: str, **options):
         command = [sys.executable, "-P", "-m", "colonnade.jobs.cli", *arguments]
+        options.setdefault("preexec_fn", _hear_interrupts)
         return subprocess.Popen(
             command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
         )
