@@ -41,7 +41,7 @@ class GroupProgress:
         step: steps done.
         state: weights, moments and counts.
         fixed: roles that are not trained, each [G, ...].
-        seconds: float64 [G] in the loop.
+        seconds: float64 [G], CPU-seconds of the thread in the loop.
         best: float32 [G, T] weights with the lowest loss on the slice held back, or [G, 0] where none is.
         best_loss: float64 [G].
         best_step: int64 [G], steps done then.
@@ -99,19 +99,19 @@ def advance_group(
 ) -> None:
     """Run every expert of the group up to `last_step`; `report(k)` is called after the k-th expert."""
     if spec.coupled:
-        began = time.perf_counter()
+        began = time.thread_time()
         own = [indices[offsets[e] : offsets[e + 1]] for e in range(len(expert_ids))]
         spec.run_together(inputs, own, expert_ids, progress.state, progress.step, last_step, progress.fixed)
-        progress.seconds += (time.perf_counter() - began) / len(expert_ids)
+        progress.seconds += (time.thread_time() - began) / len(expert_ids)
         progress.step = last_step
         if report:
             report(len(expert_ids))
         return
     for e in range(len(expert_ids)):
         own = indices[offsets[e] : offsets[e + 1]]
-        began = time.perf_counter()
+        began = time.thread_time()
         _advance_expert(spec, inputs, own, expert_ids[e : e + 1], progress, e, last_step)
-        progress.seconds[e] += time.perf_counter() - began
+        progress.seconds[e] += time.thread_time() - began
         if report:
             report(e + 1)
     progress.step = last_step
